@@ -97,7 +97,6 @@ def assemble(
         if row.errors is not None:
             errors.append(from_ipc(row.errors, where))
     time_ms = max(header.time_ms for header in headers)
-    running = {key: position.stream_time for key, position in before.items()}
     after = {key: Position(0, NO_TIME, time_ms) for key in sources} | dict(before)
     starts: dict[tuple[int, int, int, int], int] = {}
     tables = _alike(tables, combining) if combining is not None else tables
@@ -110,9 +109,9 @@ def assemble(
         key = (part.stream, part.partition)
         known = after.get(key, Position(0, NO_TIME, time_ms))
         active_ms = time_ms if by_offset or part.newest != NO_TIME else known.active_ms
+        newest = max(known.stream_time, part.newest)
         if part.stream in ranked:
-            running[key] = max(running.get(key, NO_TIME), part.newest)
-            after[key] = Position(first_offset(version + 1), running[key], active_ms)
+            after[key] = Position(first_offset(version + 1), newest, active_ms)
             continue
         position = before.get(key)
         if position is not None and part.first < position.next_offset:
@@ -131,9 +130,8 @@ def assemble(
                 command="start the query again",
             )
         ends[key] = part.next
-        starts[(index, *key, part.first)] = running.get(key, NO_TIME)
-        running[key] = max(running.get(key, NO_TIME), part.newest)
-        after[key] = Position(max(part.next, known.next_offset), running[key], active_ms)
+        starts[(index, *key, part.first)] = known.stream_time
+        after[key] = Position(max(part.next, known.next_offset), newest, active_ms)
     bad = pa.concat_tables(errors) if errors else ERROR_SCHEMA.empty_table()
     plain = tables if not ranked else [None if _stream(table) in ranked else table for table in tables]
     parts = [_join(headers, plain, starts)]
