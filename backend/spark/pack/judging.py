@@ -26,8 +26,8 @@ def judge(times: pa.Array, timestamps: pa.Array, time_ms: int, max_ahead_ms: int
         time_ms: The batch time that Spark logged.
         max_ahead_ms: None switches the check off.
     """
-    known = _ints(times, 0)
-    own = _ints(timestamps, -1)
+    known = filled(times, 0)
+    own = filled(timestamps, -1)
     if not len(known) or (not times.null_count and _all_good(known, own, time_ms, max_ahead_ms)):
         return None
     out_of_range = (known < MIN_EVENT_TIME) | (known > MAX_EVENT_TIME)
@@ -52,7 +52,8 @@ def _all_good(times: IntArray, own: IntArray, time_ms: int, max_ahead_ms: int | 
     return oldest >= 0 and newest <= min(oldest, time_ms) + max_ahead_ms
 
 
-def _ints(column: pa.Array, instead: int) -> IntArray:
+def filled(column: pa.Array, instead: int) -> IntArray:
+    """Return a column of numbers, with one in place of nulls."""
     return np.asarray(column.fill_null(instead) if column.null_count else column, dtype=np.int64)
 
 

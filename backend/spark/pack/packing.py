@@ -49,7 +49,7 @@ from backend.spark.pack.frames import (
     rises,
     to_ipc_buffer,
 )
-from backend.spark.pack.judging import Reasons, judge, latest
+from backend.spark.pack.judging import Reasons, filled, judge, latest
 from backend.spark.pack.narrow import narrow
 from backend.steps import DROPPED, PASSED, POISON
 from backend.windows.aligned.combining import Combining
@@ -120,8 +120,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     batch, (stream, partition, offset) = _in_offset_order(batch)
     shard = numbers(batch, SHARD_IN)
     time_ms = int(batch.column(BATCH_TIME_IN)[0].as_py())
-    time = batch.column(TIME)
-    times = np.asarray(time.fill_null(0) if time.null_count else time, dtype=np.int64)
+    times = filled(batch.column(TIME), 0)
     reasons = _reasons(batch, time_ms, plan)
     good = np.array([reason is None for reason in reasons]) if reasons is not None else None
     refused = ~good if good is not None else None
@@ -327,8 +326,7 @@ def _received(values: pa.Array) -> pa.Array:
 def _details(bad: pa.RecordBatch, reasons: list[str], plan: PackPlan) -> pa.Array:
     """Say what was allowed, where a time was refused."""
     time_ms = int(bad.column(BATCH_TIME_IN)[0].as_py())
-    own = np.asarray(bad.column(TIMESTAMP_IN).fill_null(-1), np.int64)
-    bounds = latest(own, time_ms, plan.max_ahead_ms or 0).tolist()
+    bounds = latest(filled(bad.column(TIMESTAMP_IN), -1), time_ms, plan.max_ahead_ms or 0).tolist()
     details = {
         "out_of_range": EVENT_TIMES,
         "no_event_time": "the event time is null",
