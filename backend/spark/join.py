@@ -130,9 +130,4 @@ def join(
         )
 
     ahead_ms = None if max_ahead is None else duration_ms(max_ahead, "max_ahead", least=0)
-    return Pipeline((left, right), make, ahead_ms, needs_order=on is None, sides=SIDES, routing=_equal_fields)
-
-
-def _equal_fields(operator: Operator) -> Sequence[tuple[str, ...]]:
-    assert isinstance(operator, JoinOperator)
-    return [side.on for side in operator.spec.sides]
+    return Pipeline((left, right), make, ahead_ms, needs_order=on is None, sides=SIDES)

@@ -647,8 +647,8 @@ def build_job(
         {} if stored is None else stored.entries.get("operator", {}),
     )
     operator = pipeline.make(schemas, known)
-    if pipeline.routing is not None:
-        inputs = [replace(side, key=key) for side, key in zip(inputs, pipeline.routing(operator), strict=True)]
+    if isinstance(operator, JoinOperator):  # the equal fields route
+        inputs = [replace(side, key=own.on) for side, own in zip(inputs, operator.spec.sides, strict=True)]
         for one in inputs:
             check_key(one.fields(), one.key)
     grouping = stored.grouping if stored is not None else ()

@@ -212,7 +212,6 @@ class Pipeline:
             order: `route="partition"` or one shard.
         settings: What `options` has set.
         sides: Names of the inputs of a join, in the order of `streams`.
-        routing: Gives the fields that route each stream, told the operator; None: each stream's key.
     """
 
     streams: tuple[Stream, ...]
@@ -221,7 +220,6 @@ class Pipeline:
     needs_order: bool
     settings: dict[str, Any] = field(default_factory=dict)
     sides: tuple[str, ...] = ("",)
-    routing: Callable[[Operator], Sequence[tuple[str, ...]]] | None = None
 
     def options(self, **settings: Any) -> Pipeline:
         """Give a copy with defaults for options of `start`."""
