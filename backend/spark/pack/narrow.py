@@ -202,6 +202,4 @@ def _distances(
 
 
 def _array(values: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_integer(kind):
-        return pa.array(values.astype(kind.to_pandas_dtype(), copy=False))
     return pa.array(values.astype(f"i{kind.bit_width // 8}", copy=False)).view(kind)
