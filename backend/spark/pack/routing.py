@@ -44,10 +44,8 @@ def grouping_values(shards: int) -> tuple[int, ...]:
     if not 1 <= shards <= MAX_SHARDS:
         raise ValueError(f"shards={shards!r}: allowed are 1 to {MAX_SHARDS}")
     found: dict[int, int] = {}
-    for value in count():
-        place = murmur3_int(value) % shards
-        if place not in found:
-            found[place] = value
-            if len(found) == shards:
-                return tuple(found[shard] for shard in range(shards))
-    raise AssertionError("unreachable: count() never ends")
+    values = count()
+    while len(found) < shards:
+        value = next(values)
+        found.setdefault(murmur3_int(value) % shards, value)
+    return tuple(found[shard] for shard in range(shards))
