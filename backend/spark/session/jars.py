@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -27,6 +26,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pyspark
 
 from backend.errors import JarsUnavailable
 
@@ -114,10 +115,7 @@ def connector(version: str | None = None) -> JarSet:
     Raises:
         JarsUnavailable: No set is known for that version.
     """
-    if version is None:
-        import pyspark
-
-        version = pyspark.__version__
+    version = version or pyspark.__version__
     minor = ".".join(version.split(".")[:2])
     if minor not in _CONNECTORS:
         raise JarsUnavailable(
@@ -204,16 +202,13 @@ def _from_folder(jars: JarSet, folder: Path) -> list[Path]:
 
 def _ivy_jar() -> Path:
     """Find the Ivy that PySpark ships."""
-    homes = [os.environ.get("SPARK_HOME")]
-    spec = importlib.util.find_spec("pyspark")
-    if spec is not None and spec.origin is not None:
-        homes.append(str(Path(spec.origin).parent))
-    for home in filter(None, homes):
+    homes = list(filter(None, [os.environ.get("SPARK_HOME"), str(Path(pyspark.__file__).parent)]))
+    for home in homes:
         if found := sorted((Path(home) / "jars").glob("ivy-*.jar")):
             return found[-1]
     raise JarsUnavailable(
         "the Ivy jar of PySpark was not found",
-        where=", ".join(filter(None, homes)),
+        where=", ".join(homes),
         command="pip install pyspark, or set REWIND_JARS to a folder that has the jars",
     )
 
