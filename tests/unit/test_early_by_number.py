@@ -6,7 +6,9 @@ import pytest
 
 from backend import every
 from backend.aggregates import sum_
+from backend.windows import revisions
 from backend.windows.definitions import hopping, session, sliding, tumbling
+from backend.windows.merging.rows import EARLY_WAITS
 from backend.windows.policies import Policies, policies
 from backend.windows.spec import window_spec
 from tests.unit.one_shard import SCHEMA, OneShard
@@ -127,3 +129,30 @@ def test_a_shard_on_which_nothing_waits_any_more_is_not_due_again():
     shard.restart(spec(sliding(messages=2), None))
     shard.batch([], 10)
     assert shard.outcome.next_due_ms is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("by number")])
+def test_what_is_due_is_read_without_what_was_sent_before(kind, monkeypatch):
+    s = OneShard(spec(KINDS[kind], "5 s"))
+    s.batch([(0, 1, "a", 1), (1, 1, "b", 2), (2, 1, "c", 4)], 1_000)
+    assert sorted(sent(s.batch([], 6_000))) == [("early", 0, "a", 1), ("early", 0, "b", 2), ("early", 0, "c", 4)]
+    s.batch([(3, 1, "b", 8)], 7_000)
+    s.batch([(4, 1, "c", 16)], 9_000)
+    assert s.outcome.next_due_ms == 12_000
+    read = []
+    real = revisions.get
+
+    def get(state, starts, keys):
+        read.append(len(starts))
+        return real(state, starts, keys)
+
+    monkeypatch.setattr(revisions, "get", get)
+    for name in ("scan", "pending"):
+        monkeypatch.delattr(revisions, name)
+    assert sent(s.batch([], 12_000)) == [("early", revision(kind, 1), "b", 10)]
+    assert sum(read) == 1, "the row of b alone: of two that wait, and three that were sent"
+    assert s.outcome.next_due_ms == 14_000
+    assert sent(s.batch([], 14_000)) == [("early", revision(kind, 1), "c", 20)]
+    assert s.outcome.next_due_ms is None
+    waiting = [key for key in s.visible() if key.startswith(EARLY_WAITS)]
+    assert waiting == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from backend.messages.key_first import PLACE_BYTES, Digests, MessagesByKey, Stor
 from backend.messages.keys import source_bytes
 from backend.windows.by_number.rows import MESSAGES, PLACES, pack_counts, split_places, unpack_counts
 from backend.windows.by_number.runs import Runs
-from backend.windows.columns.arrays import IntArray, Mask, parts, spread
+from backend.windows.columns.arrays import IntArray, Mask, compress, parts, spread
 from backend.windows.columns.keyed import keyed
 from backend.windows.columns.pane_rows import MAX_MEMBERS
 from backend.windows.full_state import FullState
@@ -141,15 +142,18 @@ class TupleContents:
         work, codes = self._execution.work, self._space.keys
         work.delete_many([PLACES + codes[at].as_py() for at in np.flatnonzero(self._mixed0 & self._out).tolist()])
         rows = np.flatnonzero(self._mixed[key])
-        source = numbers(messages, STREAM)[rows] * 2**32 + numbers(messages, PARTITION)[rows]
-        pairs, counts = np.unique(np.stack([key[rows], source]), axis=1, return_counts=True)
-        for at in np.unique(pairs[0]).tolist():  # rare
-            name, mine = PLACES + codes[at].as_py(), np.flatnonzero(pairs[0] == at)
-            written = work.get(name)
-            first = {source_bytes(*divmod(int(self._source[at]), 2**32)): int(self._live[at] - counts[mine].sum())}
+        source, sources = compress(numbers(messages, STREAM)[rows] * 2**32 + numbers(messages, PARTITION)[rows])
+        pair, pairs = compress(key[rows] * max(len(sources), 1) + source)
+        counts, owner = np.bincount(pair).tolist(), pairs // max(len(sources), 1)
+        bytes_of = [source_bytes(*divmod(one, 2**32)) for one in sources.tolist()]
+        edges = np.flatnonzero(np.diff(owner, prepend=-1, append=-1)).tolist()
+        touched = owner[edges[:-1]].tolist()
+        names = [PLACES + code for code in codes.take(pa.array(touched, pa.int64())).to_pylist()]
+        for at, name, written, (low, high) in zip(touched, names, work.get_many(names), pairwise(edges), strict=True):
+            first = {source_bytes(*divmod(int(self._source[at]), 2**32)): int(self._live[at]) - sum(counts[low:high])}
             found = Counter(first if written is None else unpack_counts(written))
-            for pair in mine.tolist():
-                found[source_bytes(*divmod(int(pairs[1][pair]), 2**32))] += int(counts[pair])
+            for one, count in zip((pairs[low:high] % len(sources)).tolist(), counts[low:high], strict=True):
+                found[bytes_of[one]] += count
             work.put(name, pack_counts(found))
 
     def _account(self, found: Digests, key: IntArray, sign: int) -> None:

@@ -27,6 +27,7 @@ OPERATOR               `m`, group key                 places of the live message
 OPERATOR               `s`, group key                 the row that was sent of an open session: last message, aggregates
 WINDOWS                group key, pane                first and last message, partial aggregates
 REVISIONS              group key, window              next revision, pending since (early or drained windows only)
+OPERATOR               `E`, since, group key, window  empty; an update that waits for the early policy
 MESSAGES               group key, offset              the fields (full-state aggregates only)
 OPERATOR               `N`, `T`, ...                  what falls out next (backend.windows.by_number.runs)
 ====================== ============================== =========================================================

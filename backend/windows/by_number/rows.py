@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,8 +57,8 @@ def newest(places: list[bytes], counts: SourceCounts) -> set[bytes]:
     """Give the places of live messages, as many of each source partition's newest; `places` are ascending."""
     found = set[bytes]()
     for source, count in counts.items():
-        mine = [place for place in places if place.startswith(source)]
-        found.update(mine[len(mine) - count :])
+        end = bisect_left(places, prefix_end(source) or b"\xff" * PLACE_BYTES)
+        found.update(places[end - count : end])
     return found
 
 

@@ -22,6 +22,7 @@ from backend.windows.columns.arrays import IntArray, Mask, dense, spread
 from backend.windows.columns.blocks import combine
 from backend.windows.columns.keyed import numbered
 from backend.windows.columns.pane_rows import Pairs
+from backend.windows.merging.rows import EARLY_WAITS, codes_of, first_waiting, firsts_of, scan_waiting, timed_keys
 from backend.windows.micro_batch import DRAIN, EARLY, FULL, RETRACTED, Emission, Execution, numbers
 from backend.windows.revisions import Revisions
 
@@ -46,6 +47,7 @@ class TupleStep:
         policies = kind.spec.policies
         self.early = policies if policies.early and not kind.sliding else None
         """The early policy; a sliding window is full when it begins."""
+        self.early_ms = None if self.early is None else self.early.early_ms
         self.ends = policies.full or execution.full_off
         """A window is sent when it ends: full, or as it is when its group key falls out."""
         self.at_end = FULL if policies.full else EARLY
@@ -60,14 +62,13 @@ class TupleStep:
     def run(self) -> None:
         """Take the steps."""
         self._number()
-        if not len(self.space):
-            if self.scanned:
-                self.execution.ledger.due_ms = None  # nothing waits
-            return
-        self._choose()
-        self._load()
-        self._send()
-        self._store()
+        if len(self.space):
+            self._choose()
+            self._load()
+            self._send()
+            self._store()
+        oldest = first_waiting(self.work, EARLY_WAITS) if self.early_ms is not None else None
+        self.execution.ledger.due_ms = None if oldest is None or self.early_ms is None else oldest + self.early_ms
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
@@ -111,13 +112,18 @@ class TupleStep:
         return passed
 
     def _waiting(self) -> tuple[Revisions, pa.Array]:
-        """Read the revisions that wait when something is due; all, and all group keys, when all that is open is."""
-        ledger, none = self.execution.ledger, pa.array([], pa.binary())
-        self.scanned = self.shows_open or (ledger.due_ms is not None and ledger.due_ms <= self.now)
-        if not self.shows_open:
-            return revisions.pending(self.work, []) if self.scanned else revisions.empty(), none
-        rows = revisions.scan(self.work, *region_range(Region.REVISIONS))
-        return rows, pa.array([key[2:] for key in all_counters(self.work)[0]], pa.binary())
+        """Read the revisions of what waits and is due; all, and all group keys, when all that is open is."""
+        none = pa.array([], pa.binary())
+        if self.shows_open:
+            rows = revisions.scan(self.work, *region_range(Region.REVISIONS))
+            return rows, pa.array([key[2:] for key in all_counters(self.work)[0]], pa.binary())
+        if self.execution.policies_changed:
+            due = scan_waiting(self.work, EARLY_WAITS, None)
+        elif self.early_ms is not None:
+            due = scan_waiting(self.work, EARLY_WAITS, self.now - self.early_ms)
+        else:
+            due = []
+        return revisions.get(self.work, firsts_of(due), codes_of(due)), none
 
     # -- choose ---------------------------------------------------------------------------------------------------
 
@@ -365,31 +371,29 @@ class TupleStep:
         self.work.put_many(names, values)
 
     def _store_revisions(self, base: IntArray) -> None:
-        rows, kind, ledger = self.rows, self.kind, self.execution.ledger
-        window = self.open.window - base[self.open.key] // kind.step
+        rows, ledger = self.rows, self.execution.ledger
+        window = self.open.window - base[self.open.key] // self.kind.step
         keep = (self.waits | (self.next > 0)) & ~self.out[self.open.key]
         ledger.sent_open = ledger.sent_open or bool(keep.any())
         same = keep & (base[self.open.key] == 0)
         same &= ~rows.changed(self.open_row, self.next, self.waits, self.since, self.unsent)
         stays = np.append(same, False)[self.open.find(rows.starts, self.row_key)]
         if not stays.all():
-            revisions.delete(self.work, rows.where(~stays))
+            gone = rows.where(~stays)
+            revisions.delete(self.work, gone)
+            self.work.delete_many(sorted(_waiting_keys(gone)))
         keep &= ~same
-        revisions.put(
-            self.work,
-            Revisions(
-                window[keep],
-                self.space.keys.take(pa.array(self.open.key[keep])),
-                self.next[keep],
-                self.waits[keep],
-                self.since[keep],
-                self.unsent[keep],
-            ),
+        fresh = Revisions(
+            window[keep],
+            self.space.keys.take(pa.array(self.open.key[keep])),
+            self.next[keep],
+            self.waits[keep],
+            self.since[keep],
+            self.unsent[keep],
         )
-        due = [] if self.scanned or ledger.due_ms is None else [ledger.due_ms]
-        if self.early is not None and self.early.early_ms is not None and self.waits.any():
-            due.append(int(self.since[self.waits].min()) + self.early.early_ms)
-        ledger.due_ms = min(due, default=None)
+        revisions.put(self.work, fresh)
+        names = sorted(_waiting_keys(fresh))
+        self.work.put_many(names, [b""] * len(names))
 
     def _store_counters(self, base: IntArray) -> None:
         packed = np.zeros(len(self.space), COUNTER)
@@ -409,3 +413,9 @@ class TupleStep:
             own = self.number >= base[self.key]
             np.maximum.at(packed["newest"], self.key[own], numbers(self.execution.messages, TIME)[own])
         self.runs.store(packed, (self.counted > 0) & ~empty & ~self.out, (self.counted > 0) | self.out)
+
+
+def _waiting_keys(rows: Revisions) -> list[bytes]:
+    """Give the keys of the index of what waits: since when, group key, window."""
+    waits = rows.where(rows.pending)
+    return timed_keys(EARLY_WAITS, waits.since, waits.keys, waits.starts)
