@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from backend.errors import SourceUnavailable
-from backend.kafka_client import admin
 from backend.kafka_client.writer import IDEMPOTENT
 
 if TYPE_CHECKING:
@@ -23,10 +22,17 @@ def create_topic(settings: KafkaSettings, topic: str, partitions: int) -> bool:
 
     Kafka's retention goes by the records' own timestamps: flights of 2013 would be deleted within minutes.
     """
-    client = admin.admin_client(settings)
-    if admin.is_there(client, topic, TIMEOUT_S):
-        return False
-    admin.create_topic(client, topic, partitions, {"retention.ms": "-1"}, replication=1, timeout_s=TIMEOUT_S)
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient(settings.for_client())
+    try:
+        new = NewTopic(topic, partitions, 1, config={"retention.ms": "-1"})
+        admin.create_topics([new])[topic].result(TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return False
+        raise
     return True
 
 
