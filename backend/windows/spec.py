@@ -38,13 +38,13 @@ from backend.windows.combined_rows import check_marks
 from backend.windows.definitions import Duration, Window, _count, duration_ms
 from backend.windows.policies import Policies
 
-FORMAT, SESSION_FORMAT, BY_NUMBER_FORMAT = 1, 3, 6
+FORMAT, SESSION_FORMAT, BY_NUMBER_FORMAT = 1, 3, 7
 """What state means: of windows that all keys share, of sessions by event time, and of windows by number.
 
 Format 1 of sessions: they were kept, and messages near them taken, for as long as the merged session's retention.
 Format 2: they did not say how many of their messages no row has shown. Format 3 of those by number: a grown one was
-sent with the next revision, and what had been sent was not kept. Until format 5 of windows by number their sessions had
-rows of their own kind, and what waited was not in order of time.
+sent with the next revision, and what had been sent was not kept. Until format 5 their sessions had rows of their own
+kind, and until format 6 what waited was not in order of time.
 """
 
 DEFAULT_IDLE_AFTER_MS = 60_000

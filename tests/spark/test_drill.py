@@ -64,6 +64,7 @@ def test_a_broken_build_fails(drill: Drill, defect: str, scenario: str, why: str
         (drill.out / "defect").unlink()
     assert not verdict.passed
     assert why in verdict.why
+    assert "AttributeError" not in verdict.why, "the build is broken as it says, not in another way"
 
 
 def test_a_restore_that_leaves_a_row_out_fails(drill: Drill, tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def newest(places: list[bytes], counts: SourceCounts) -> set[bytes]:
     """Give the places of live messages, as many of each source partition's newest; `places` are ascending."""
     found = set[bytes]()
     for source, count in counts.items():
-        end = bisect_left(places, prefix_end(source) or b"\xff" * PLACE_BYTES)
-        found.update(places[end - count : end])
+        begin, end = (bisect_left(places, edge) for edge in (source, prefix_end(source) or b"\xff" * PLACE_BYTES))
+        found.update(places[max(end - count, begin) : end])
     return found
 
 

@@ -22,6 +22,7 @@ from backend.windows.columns.arrays import IntArray, Mask, dense, spread
 from backend.windows.columns.blocks import combine
 from backend.windows.columns.keyed import numbered
 from backend.windows.columns.pane_rows import Pairs
+from backend.windows.full_state import with_full
 from backend.windows.merging.rows import EARLY_WAITS, codes_of, first_waiting, firsts_of, scan_waiting, timed_keys
 from backend.windows.micro_batch import DRAIN, EARLY, FULL, RETRACTED, Emission, Execution, numbers
 from backend.windows.revisions import Revisions
@@ -327,8 +328,7 @@ class TupleStep:
         accumulators = combine(plan, self.panes.select(plan.accumulator_schema.names), row, length)
         values = plan.result(accumulators)
         if kind.message_store is not None:
-            full = self.contents.values(low, high, key)
-            values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
+            values = with_full(values, self.contents.values(low, high, key))
         ends = row + length - 1
         return {name: numbers(self.panes, f"_{name}")[row if name in FIRST else ends] for name in EDGES}, values
 
@@ -378,10 +378,8 @@ class TupleStep:
         same = keep & (base[self.open.key] == 0)
         same &= ~rows.changed(self.open_row, self.next, self.waits, self.since, self.unsent)
         stays = np.append(same, False)[self.open.find(rows.starts, self.row_key)]
-        if not stays.all():
-            gone = rows.where(~stays)
-            revisions.delete(self.work, gone)
-            self.work.delete_many(sorted(_waiting_keys(gone)))
+        gone = rows.where(~stays)
+        revisions.delete(self.work, gone)
         keep &= ~same
         fresh = Revisions(
             window[keep],
@@ -392,8 +390,7 @@ class TupleStep:
             self.unsent[keep],
         )
         revisions.put(self.work, fresh)
-        names = sorted(_waiting_keys(fresh))
-        self.work.put_many(names, [b""] * len(names))
+        self.work.replace_keys(_waiting_keys(gone), _waiting_keys(fresh))
 
     def _store_counters(self, base: IntArray) -> None:
         packed = np.zeros(len(self.space), COUNTER)
@@ -415,7 +412,7 @@ class TupleStep:
         self.runs.store(packed, (self.counted > 0) & ~empty & ~self.out, (self.counted > 0) | self.out)
 
 
-def _waiting_keys(rows: Revisions) -> list[bytes]:
+def _waiting_keys(rows: Revisions) -> set[bytes]:
     """Give the keys of the index of what waits: since when, group key, window."""
     waits = rows.where(rows.pending)
-    return timed_keys(EARLY_WAITS, waits.since, waits.keys, waits.starts)
+    return set(timed_keys(EARLY_WAITS, waits.since, waits.keys, waits.starts))

@@ -53,7 +53,7 @@ def without_the_last(record: Any, sound: Any = replay.accepting) -> Any:
 
 def any_parent(target: Any, start: Any, steps: Any) -> Any:
     """A staged file that is here is applied, whatever the database is at."""
-    return (planner.Step(target, steps.parents[target][1]),) if target in steps.parents else None
+    return (planner.Step(target, steps[target][1]),) if target in steps else None
 
 
 def without_an_aggregate(store: Any, history: Any, *rest: Any, sound: Any = build._fill, **options: Any) -> Any:
