@@ -140,7 +140,7 @@ class Context:
         self._operator, self._max_ahead_ms = operator, operator.spec.max_ahead_ms
         self._store, self._clock = store if store is not None else MemoryStore(), clock
         self._schema = operator.spec.message_schema
-        self._work = Workspace(self._store, stored_bounds(self._store))
+        self._work: Workspace = Workspace(self._store, stored_bounds(self._store))
         self._check_specification()
         reclaim(self._store, self._work.bounds)
         self._flushes = 0

@@ -156,8 +156,8 @@ def evict(
                 buckets.setdefault(bucket, set()).add((stream, partition))
         for bucket, sources in buckets.items():
             keys = find_messages(work, layout, bucket, bucket + cells.width)
-            stream, partition, _ = places_of(keys)
-            pairs = zip(stream.tolist(), partition.tolist(), strict=True)
+            streams, partitions, _ = places_of(keys)
+            pairs = zip(streams.tolist(), partitions.tolist(), strict=True)
             delete_messages(work, layout, [key for key, source in zip(keys, pairs, strict=True) if source in sources])
     cells.drop(work, dead)
 

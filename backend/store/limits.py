@@ -43,7 +43,8 @@ def large_rows(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> dic
         columns = [decoded(column) for column in columns]
 
     def is_large(start: int, stop: int) -> bool:
-        return sum(column.slice(start, stop - start).nbytes for column in columns) > MAX_FIELDS_BYTES
+        total: int = sum(column.slice(start, stop - start).nbytes for column in columns)
+        return total > MAX_FIELDS_BYTES
 
     return dict.fromkeys(faulty_rows(count, is_large), f"the fields have more than {MAX_FIELDS_BYTES} bytes")
 

@@ -251,6 +251,7 @@ def _here(directory: ShardDirectory) -> tuple[Generation | None, CommitRecord | 
     generation = directory.current()
     if generation is None:
         return None, None
+    row = None
     with done_without(), RocksStore.open(generation.database, create=False) as store:
-        return generation, read_commit_row(store)
-    return generation, None
+        row = read_commit_row(store)
+    return generation, row

@@ -139,9 +139,10 @@ class SnapshotReader:
 
     def _usable(self, shard: int, name: str) -> Snapshot | None:
         """Read a manifest as `_sound` does; None, too, for one that its filesystem does not give."""
+        found = None
         with done_without():
-            return self._sound(shard, name)
-        return None
+            found = self._sound(shard, name)
+        return found  # noqa: RET504 - a return inside would hide from mypy that it may end without one
 
     def _sound(self, shard: int, name: str) -> Snapshot | None:
         """Read a manifest, or remember a step's; None for one that cannot be used."""

@@ -97,7 +97,8 @@ class SessionWriter:
         columns: tuple[npt.NDArray[Any], ...] = (since, unsent, shown, count, digest)
         new = self._changed(node, columns)
         changed = accumulators.take(pa.array(node[new]))
-        sessions = Stored([], first[new], last[new], *(column[new] for column in columns), changed)
+        picked = since[new], unsent[new], shown[new], count[new], digest[new]
+        sessions = Stored([], first[new], last[new], *picked, changed)
         session_rows.put(self._work, codes.filter(pa.array(new)), sessions)
         self._write_index(codes, first, last)
         self._write_waiting(codes, first, since, past)
