@@ -520,7 +520,7 @@ def test_partitions_that_are_added_to_the_topic_are_nobodys(kafka_topics, make, 
         changelog.prepare(13)
         assert as_dict(changelog.read(0, commit(1))) == {b"\x03a": b"1", b"\x03b": b"2"}
         assert [changelog.lost(0, commit(n), at.location, whole=True) for n, at in enumerate((one, two))] == ["", ""]
-        assert [shard for shard in range(15) if changelog.entries(shard)] == [0, 12]
+        assert [len(changelog.entries(shard)) for shard in (0, 1, 12)] == [2, 0, 1]
     assert "no partition" in make().lost(15, commit(0), whole=True)
 
 
