@@ -159,7 +159,8 @@ class FallingOut:
         """Number messages that came; they are in order of stream."""
         streams = numbers(messages, STREAM) if self._per_stream else np.zeros(messages.num_rows, np.int64)
         found = np.arange(len(streams))
-        self._streams = np.unique(streams).tolist() if self._per_stream else self._streams
+        if self._per_stream:
+            self._streams = streams[np.flatnonzero(np.diff(streams, prepend=-1))].tolist()
         for stream in self._streams:  # a handful
             low, high = np.searchsorted(streams, (stream, stream + 1)).tolist()
             begin = self._end(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ from backend.windows.by_number.contents import TupleContents
 from backend.windows.by_number.rows import COUNTER, EDGE_FIELDS, FORMAT, all_counters
 from backend.windows.by_number.runs import STREAM_BITS, FallingOut, Runs, stored_runs
 from backend.windows.by_number.sent import SentSessions
-from backend.windows.columns.arrays import IntArray, Mask, dense, spread
+from backend.windows.columns.arrays import IntArray, Mask, compress, dense, spread
 from backend.windows.columns.blocks import combine
 from backend.windows.columns.keyed import numbered
 from backend.windows.columns.pane_rows import Pairs
@@ -107,9 +108,10 @@ class TupleStep:
         """Tell which messages' offsets were passed before: contexts with `offsets="unordered"` take them."""
         offset, passed = numbers(self.execution.messages, OFFSET), np.zeros(len(own), np.bool_)
         before = {s * 2**32 + p: at.next_offset for (s, p), at in self.execution.batch.before.items()}
-        for source in np.unique(own).tolist():
-            rows = np.flatnonzero(own == source)
-            passed[rows] = offset[rows] < np.maximum(np.maximum.accumulate(offset[rows]), before.get(source, 0))
+        edges = np.flatnonzero(np.diff(own, prepend=-1, append=-1)).tolist()  # in order of their sources
+        for low, high in pairwise(edges):
+            newest = np.maximum.accumulate(offset[low:high])
+            passed[low:high] = offset[low:high] < np.maximum(newest, before.get(int(own[low]), 0))
         return passed
 
     def _waiting(self) -> tuple[Revisions, pa.Array]:
@@ -243,7 +245,7 @@ class TupleStep:
         edges = self._edges(old, old_group, new_group, count)
         folded = plan.fold(self.execution.messages, new_group, count)
         if len(old_group):
-            folded = folded.take(pa.array(fresh := np.unique(new_group)))
+            folded = folded.take(pa.array(fresh := compress(new_group)[1]))
             both = pa.concat_tables([old.select(plan.accumulator_schema.names).cast(plan.accumulator_schema), folded])
             folded = plan.merge(both, np.concatenate([old_group, fresh]), count)
         return pa.table([*edges, *folded.columns], schema=self.kind.pane_schema)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backend.windows.columns.arrays import IntArray, parts, places, spread
+from backend.windows.columns.arrays import IntArray, compress, parts, places, spread
 from backend.windows.columns.rows import Rows
 from backend.windows.definitions import Assigner
 
@@ -96,8 +96,8 @@ class Pairs:
         """`windows` are those that occur, ascending; `window` and `key` are of each distinct pair."""
         if not len(windows):
             return
-        self.windows, at = np.unique(windows, return_inverse=True)
-        self._codes = np.unique(at * self._space + keys)
+        at, self.windows = compress(windows)
+        self._codes = compress(at * self._space + keys)[1]
         self.window, self.key = self.windows[self._codes // self._space], self._codes % self._space
 
     def __len__(self) -> int:
