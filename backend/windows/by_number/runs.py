@@ -42,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from backend.aggregates.groups import stable_order
 from backend.batch import BEFORE, NO_TIME, STREAM, TIME
 from backend.keys import fixed_bytes, prefix_end
 from backend.rows import fixed_values
@@ -340,7 +341,7 @@ class Runs:
         """Tell for each message whether it is taken, whether it begins a run, and how many began in order of keys."""
         last, newest = np.zeros(len(known), np.int64), np.zeros(len(known), np.int64)
         last[known], newest[known] = counters["last"], counters["newest"]
-        order = np.argsort(arrivals.key, kind="stable")
+        order = stable_order(arrivals.key, len(known))
         taken, opens = np.empty(len(order), np.bool_), np.empty(len(order), np.bool_)
         taken[order], opens[order] = self._falling.judge(arrivals.where(order), known, last, newest)
         since = np.empty(len(order), np.int64)

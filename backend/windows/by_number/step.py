@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from backend.aggregates.groups import stable_order
 from backend.batch import EDGES, FIRST, NO_TIME, OFFSET, PARTITION, STREAM, TIME
 from backend.errors import StateCorrupted
 from backend.store.protocol import Region, region_range
@@ -19,7 +20,7 @@ from backend.windows.by_number.contents import TupleContents
 from backend.windows.by_number.rows import COUNTER, EDGE_FIELDS, FORMAT, all_counters
 from backend.windows.by_number.runs import STREAM_BITS, FallingOut, Runs, stored_runs
 from backend.windows.by_number.sent import SentSessions
-from backend.windows.columns.arrays import IntArray, Mask, compress, dense, spread
+from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, spread
 from backend.windows.columns.blocks import combine
 from backend.windows.columns.keyed import numbered
 from backend.windows.columns.pane_rows import Pairs
@@ -86,7 +87,7 @@ class TupleStep:
         self.counted = np.bincount(self.key, minlength=count)
         self.next1 = self.next0 + self.counted
         self._find_sources()
-        self.order = np.argsort(self.key, kind="stable")
+        self.order = stable_order(self.key, count)
         self.at = np.cumsum(self.counted) - self.counted
         self.number = np.empty(len(self.key), np.int64)
         own = self.key[self.order]
@@ -242,26 +243,28 @@ class TupleStep:
 
     def _merged(self, old: pa.Table, old_group: IntArray, new_group: IntArray, count: int) -> pa.Table:
         plan = self.kind.incremental
-        edges = self._edges(old, old_group, new_group, count)
-        folded = plan.fold(self.execution.messages, new_group, count)
+        row, fresh = compress(new_group)
+        edges = self._edges(old, old_group, row, fresh, count)
+        folded = plan.fold(self.execution.messages, row, len(fresh))
         if len(old_group):
-            folded = folded.take(pa.array(fresh := compress(new_group)[1]))
             both = pa.concat_tables([old.select(plan.accumulator_schema.names).cast(plan.accumulator_schema), folded])
             folded = plan.merge(both, np.concatenate([old_group, fresh]), count)
         return pa.table([*edges, *folded.columns], schema=self.kind.pane_schema)
 
-    def _edges(self, old: pa.Table, old_group: IntArray, new_group: IntArray, count: int) -> list[pa.Array]:
-        """Give where panes begin and end, as columns of `EDGE_FIELDS`."""
+    def _edges(self, old: pa.Table, old_group: IntArray, row: IntArray, fresh: IntArray, count: int) -> list[pa.Array]:
+        """Give where panes begin and end, as columns of `EDGE_FIELDS`; messages of a pane come in its order."""
+        first = firsts(row, len(fresh))
+        last = len(row) - 1 - firsts(row[::-1], len(fresh))
         columns = []
         for (name, source), field in zip(EDGES.items(), EDGE_FIELDS, strict=True):
-            order = self.order[::-1] if name in FIRST else self.order  # what is written last stays
-            new = numbers(self.execution.messages, source)[order]
+            new, stored = numbers(self.execution.messages, source), numbers(old, field.name)
             column = np.zeros(count, np.int64)
             if name in FIRST:
-                column[new_group[order]] = new
-            column[old_group] = numbers(old, field.name)
-            if name not in FIRST:
-                column[new_group[order]] = new
+                column[fresh] = new[first]
+                column[old_group] = stored
+            else:
+                column[old_group] = stored
+                column[fresh] = new[last]
             columns.append(pa.array(column, field.type))
         return columns
 
@@ -409,7 +412,8 @@ class TupleStep:
             empty[:] = False
         else:  # nothing stays of a full window
             packed["newest"][base > 0] = started(NO_TIME)
-            own = self.number >= base[self.key]
+            own = np.flatnonzero((base > 0)[self.key])
+            own = own[self.number[own] >= base[self.key[own]]]
             np.maximum.at(packed["newest"], self.key[own], numbers(self.execution.messages, TIME)[own])
         self.runs.store(packed, (self.counted > 0) & ~empty & ~self.out, (self.counted > 0) | self.out)
 

@@ -45,10 +45,11 @@ class WindowKeys:
         found, codes = self._keys.encode(messages)
         if not self._per_stream:
             return found, codes
-        streams = numbers(messages, STREAM)
-        both, distinct = compress(found * 2**16 + streams)
-        heads = to_binary(pack_fixed((distinct % 2**16).astype(np.uint16)))
-        return both, joined([heads, codes.take(pa.array(distinct // 2**16))])
+        stream, streams = compress(numbers(messages, STREAM))
+        both, distinct = compress(found * max(len(streams), 1) + stream)
+        code, stream = np.divmod(distinct, max(len(streams), 1))
+        heads = to_binary(pack_fixed(streams[stream].astype(np.uint16)))
+        return both, joined([heads, codes.take(pa.array(code))])
 
     def decode(self, codes: pa.Array) -> list[pa.Array]:
         """Give the group fields of codes."""
