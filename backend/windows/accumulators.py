@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from backend.aggregates import IncrementalPlan
 from backend.rows import RowCodec
-from backend.store.protocol import Readable, Region
+from backend.store.protocol import Readable, Region, region_range
+from backend.store.reads import get_present
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs
 from backend.windows.columns.grouping import join_keys, split_keys, start_bytes
@@ -70,7 +71,7 @@ class AccumulatorStore:
 
     def scan_from(self, state: Readable, pane: int) -> Stored:
         """Read everything from a pane on."""
-        return self._decode(*state.scan_arrays(self._start(pane), bytes([Region.AGGREGATES + 1])))
+        return self._decode(*state.scan_arrays(self._start(pane), region_range(Region.AGGREGATES)[1]))
 
     def least_skip(self, state: Readable, pane: int) -> int:
         """Give the smallest skip in a pane that has a row."""
@@ -79,10 +80,7 @@ class AccumulatorStore:
 
     def get(self, state: Readable, panes: IntArray, skips: IntArray, keys: pa.Array) -> Stored:
         """Read single rows; those that are not there are left out."""
-        wanted = self._keys(panes, skips, keys)
-        found = state.get_many(wanted)
-        present = [(key, value) for key, value in zip(wanted, found, strict=True) if value is not None]
-        return self._decode([key for key, _ in present], [value for _, value in present])
+        return self._decode(*get_present(state, self._keys(panes, skips, keys)))
 
     def put(self, work: Workspace, panes: IntArray, skips: IntArray, keys: pa.Array, table: pa.Table) -> None:
         """Write rows; they are in order of key when sorted by pane, skip, group key."""

@@ -126,10 +126,8 @@ def proofs(state: Readable) -> Iterable[Proof]:
 
 def write(work: Workspace, rows: Iterable[Pane]) -> None:
     """Store panes."""
-    ordered = sorted(rows, key=lambda pane: pane.start)
-    work.put_many(
-        [start_bytes(Region.WINDOWS, pane.start) for pane in ordered], [_encoder.encode(pane) for pane in ordered]
-    )
+    panes = list(rows)
+    work.put_many([start_bytes(Region.WINDOWS, pane.start) for pane in panes], [*map(_encoder.encode, panes)])
 
 
 def ranges(sources: Iterable[tuple[int, int, int, int]]) -> dict[SourcePartition, tuple[int, int]]:

@@ -28,9 +28,11 @@ import pyarrow as pa
 
 from backend.rows import fixed_rows, fixed_values
 from backend.store.protocol import Readable, Region, region_range
+from backend.store.reads import get_present
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.columns.grouping import join_keys, split_keys
+from backend.windows.columns.rows import Rows
 
 FORMAT = 2
 UNKNOWN = -1
@@ -39,7 +41,7 @@ _ROW = np.dtype([("format", "u1"), ("next", ">i4"), ("pending", "u1"), ("since",
 
 
 @dataclass(frozen=True, slots=True)
-class Revisions:
+class Revisions(Rows):
     """Rows of revisions; all arrays as long as one another.
 
     Attributes:
@@ -57,20 +59,6 @@ class Revisions:
     pending: Mask
     since: IntArray
     unsent: IntArray
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def where(self, rows: Mask) -> Revisions:
-        """Give the rows of a mask."""
-        return Revisions(
-            self.starts[rows],
-            self.keys.filter(pa.array(rows)),
-            self.next[rows],
-            self.pending[rows],
-            self.since[rows],
-            self.unsent[rows],
-        )
 
     def changed(self, at: IntArray, following: IntArray, pending: Mask, since: IntArray, unsent: IntArray) -> Mask:
         """Return which of new rows differ from those at positions here, -1 for none; the rest is as in the fields."""
@@ -102,9 +90,7 @@ def get(state: Readable, starts: IntArray, keys: pa.Array) -> Revisions:
     """Read single rows; those that are not there are left out."""
     if not len(starts):
         return empty()
-    wanted = join_keys(Region.REVISIONS, starts, keys)
-    found = [(key, value) for key, value in zip(wanted, state.get_many(wanted), strict=True) if value is not None]
-    return _decode([key for key, _ in found], [value for _, value in found])
+    return _decode(*get_present(state, join_keys(Region.REVISIONS, starts, keys)))
 
 
 @cache
@@ -126,21 +112,6 @@ def put(work: Workspace, rows: Revisions) -> None:
     packed["format"], packed["next"], packed["pending"] = FORMAT, rows.next, rows.pending
     packed["since"], packed["unsent"] = (np.where(rows.pending, column, 0) for column in (rows.since, rows.unsent))
     work.put_many(join_keys(Region.REVISIONS, rows.starts, rows.keys), fixed_values(packed))
-
-
-def concat(parts: Sequence[Revisions]) -> Revisions:
-    """Put several reads together; there is at least one."""
-    parts = [part for part in parts if len(part)] or parts[:1]
-    if len(parts) == 1:
-        return parts[0]
-    return Revisions(
-        np.concatenate([part.starts for part in parts]),
-        pa.concat_arrays([part.keys for part in parts]),
-        np.concatenate([part.next for part in parts]),
-        np.concatenate([part.pending for part in parts]),
-        np.concatenate([part.since for part in parts]),
-        np.concatenate([part.unsent for part in parts]),
-    )
 
 
 def _rows(values: Sequence[bytes]) -> npt.NDArray[np.void]:

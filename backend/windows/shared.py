@@ -19,7 +19,7 @@ from backend.messages.time_first import MessagesByTime
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
-from backend.windows import combined_rows, panes, revisions
+from backend.windows import combined_rows, panes
 from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore, Stored, with_clock
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import Arrived, started
@@ -131,7 +131,7 @@ class Step:
         late, early, _ = updates
         updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
         others = self.stored_revisions.others(*updated, self.space.keys)
-        rows = revisions.concat([rows, others])
+        rows = Revisions.concat([rows, others])
         keys = np.concatenate([keys, self.space.find(others.keys)])
         windows, policies = self.grid.last_begun(rows.starts), self.kind.spec.policies
         self.waiting = Waiting(rows, windows, keys, *updates, len(self.space), self.progress, policies)

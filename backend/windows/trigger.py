@@ -78,7 +78,7 @@ class StoredRevisions:
             end = region_range(Region.REVISIONS)[1]
             return revisions.pending(self._work, [*edges, *((low, end) for low in self._open)])
         parts = [revisions.scan(self._work, low, high) for low, high in edges]
-        return revisions.concat(parts) if parts else revisions.empty()
+        return Revisions.concat(parts) if parts else revisions.empty()
 
     def _key(self, window: int) -> bytes:
         return start_bytes(Region.REVISIONS, max(self._start(window), -(2**63)))
@@ -236,7 +236,7 @@ class Waiting:
         usual = (self._next == UNKNOWN) & ~self._waits
         changed = self._rows.changed(self._stored, self._next, self._waits, self._since, self._unsent)
         remaining, dropped = alive & ~usual & changed, alive & usual & (self._stored >= 0)
-        revisions.put(work, revisions.concat([self._of(remaining, space, starts), *self._extra]))
+        revisions.put(work, Revisions.concat([self._of(remaining, space, starts), *self._extra]))
         if dropped.any():
             revisions.delete(work, self._of(dropped, space, starts))
 

@@ -60,9 +60,9 @@ def test_no_revisions_are_neither_asked_for_nor_copied():
     assert (len(none), none.keys.type) == (0, pa.binary())
     one = np.ones(1, np.int64)
     rows = Revisions(one, pa.array([b"k"]), one, one > 0, one, one)
-    assert revisions.concat([none, rows, none]) is rows
-    assert len(revisions.concat([none, none])) == 0
-    assert revisions.concat([rows, none, rows]).keys.to_pylist() == [b"k", b"k"]
+    assert Revisions.concat([none, rows, none]) is rows
+    assert len(Revisions.concat([none, none])) == 0
+    assert Revisions.concat([rows, none, rows]).keys.to_pylist() == [b"k", b"k"]
 
 
 def test_revisions_come_back_and_other_formats_are_an_error():

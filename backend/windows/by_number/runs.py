@@ -228,12 +228,12 @@ class FallingOut:
     def delete(self, codes: pa.Array, last: IntArray, newest: IntArray) -> None:
         """Delete the index rows of group keys."""
         for tag in self._tags:
-            self._work.delete_many(sorted(timed_keys(tag, last if tag == _BY_NUMBER else newest, codes)))
+            self._work.delete_many(timed_keys(tag, last if tag == _BY_NUMBER else newest, codes))
 
     def put(self, codes: pa.Array, last: IntArray, newest: IntArray) -> None:
         """Write the index rows of group keys."""
         for tag in self._tags:
-            keys = sorted(timed_keys(tag, last if tag == _BY_NUMBER else newest, codes))
+            keys = timed_keys(tag, last if tag == _BY_NUMBER else newest, codes)
             self._work.put_many(keys, [b""] * len(keys))
 
     def _settle(self) -> None:

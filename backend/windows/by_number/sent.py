@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend.batch import LAST
-from backend.errors import StateCorrupted
-from backend.store.staging import VERIFY
+from backend.store.reads import get_all
 from backend.store.workspace import Workspace
 from backend.windows.by_number.rows import LAST_FIELDS, SENT
 from backend.windows.columns.arrays import IntArray, Mask
@@ -40,12 +39,9 @@ class SentSessions:
         if not len(at):
             return
         names = keyed(SENT, self._codes.take(pa.array(at)))
-        values = self._work.get_many(names)
-        if None in values:
-            where = names[values.index(None)].hex()
-            raise StateCorrupted("the row that was sent of a session is missing", where=where, command=VERIFY)
-        self._work.delete_many(sorted(names))
-        self._row[at], self._rows = np.arange(len(at)), self._kind.sent_codec.decode(values)  # type: ignore[arg-type]
+        values = get_all(self._work, names, "the row that was sent of a session is missing")
+        self._work.delete_many(names)
+        self._row[at], self._rows = np.arange(len(at)), self._kind.sent_codec.decode(values)
 
     def grown(self, at: IntArray, edges: Mapping[str, IntArray]) -> tuple[IntArray, dict[str, IntArray], pa.Table]:
         """Give which sessions have another last message than the row that was sent, with what that one said.
@@ -72,5 +68,4 @@ class SentSessions:
             named = (values.column(name) for name in self._kind.spec.aggregates)
             table = pa.table([*last, *named], schema=self._kind.sent_schema).take(rows)
             names = keyed(SENT, self._codes.take(pa.array(at)).take(rows))
-            found = sorted(zip(names, self._kind.sent_codec.encode(table), strict=True))
-            self._work.put_many([name for name, _ in found], [value for _, value in found])
+            self._work.put_many(names, self._kind.sent_codec.encode(table))

@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from backend.aggregates.groups import stable_order
 from backend.batch import EDGES, FIRST, NO_TIME, OFFSET, PARTITION, STREAM, TIME
-from backend.errors import StateCorrupted
 from backend.store.protocol import Region, region_range
-from backend.store.staging import VERIFY
+from backend.store.reads import get_all
 from backend.windows import revisions
 from backend.windows.arrivals import started
 from backend.windows.by_number.contents import TupleContents
@@ -162,7 +161,7 @@ class TupleStep:
         window, key = np.concatenate([ended, self.open_window]), np.concatenate([owner, self.open_key])
         stored = self.runs.stored[key]
         found = revisions.get(self.work, window[stored], self.space.keys.take(pa.array(key[stored])))
-        self.rows = revisions.concat([self.rows, found])  # what waits may be there twice
+        self.rows = Revisions.concat([self.rows, found])  # what waits may be there twice
         self.row_key = self.runs.find(self.rows.keys)
 
     def _choose_ended(self) -> None:
@@ -234,12 +233,7 @@ class TupleStep:
 
     def _read_panes(self, pane: IntArray, key: IntArray) -> pa.Table:
         wanted = numbered(Region.WINDOWS, self.space.keys.take(pa.array(key)), pane)
-        values = self.work.get_many(wanted)
-        if None in values:
-            raise StateCorrupted(
-                "a pane of tuple windows is missing", where=wanted[values.index(None)].hex(), command=VERIFY
-            )
-        return self.kind.codec.decode(values)  # type: ignore[arg-type]
+        return self.kind.codec.decode(get_all(self.work, wanted, "a pane of tuple windows is missing"))
 
     def _merged(self, old: pa.Table, old_group: IntArray, new_group: IntArray, count: int) -> pa.Table:
         plan = self.kind.incremental

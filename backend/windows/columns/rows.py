@@ -26,6 +26,7 @@ class Rows:
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
         """Put rows behind one another; there is at least one part."""
+        parts = [part for part in parts if len(part)] or parts[:1]
         if len(parts) == 1:
             return parts[0]
         return cls(*(_joined([getattr(part, field.name) for part in parts]) for field in fields(cls)))

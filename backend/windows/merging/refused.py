@@ -54,9 +54,7 @@ class Refused:
         picked = taken_rows(messages, matters)
         names, times = codes.take(pa.array(key[matters])).to_pylist(), numbers(picked, TIME).tolist()
         places = [rows.REFUSED + place[-OFFSET_BYTES:] for place in message_keys(TIME_FIRST, picked)]
-        values = [fixed_bytes(time) + name for time, name in zip(times, names, strict=True)]
-        found = sorted(zip(places, values, strict=True))
-        self._work.put_many([place for place, _ in found], [value for _, value in found])
+        self._work.put_many(places, [fixed_bytes(time) + name for time, name in zip(times, names, strict=True)])
 
     def listed(self, gone: Collection[bytes]) -> list[tuple[int, int, int]]:
         """Forget what no longer matters; gives (stream, partition, offset) of the others.

@@ -27,12 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.aggregates import IncrementalPlan
-from backend.errors import StateCorrupted
 from backend.keys import fixed_bytes, pack_fixed, to_rows, unpack_fixed
 from backend.messages import TIME_BYTES
 from backend.rows import RowCodec
 from backend.store.protocol import Readable, Region
-from backend.store.staging import VERIFY
+from backend.store.reads import get_all
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.grouping import KeySpace
@@ -115,10 +114,7 @@ class SessionRows:
 
     def read(self, state: Readable, idents: list[bytes]) -> Stored:
         """Read sessions; all are there."""
-        values = state.get_many([WINDOWS + ident for ident in idents])
-        if None in values:
-            raise StateCorrupted("a session is missing", where=idents[values.index(None)].hex(), command=VERIFY)
-        return self.decode(idents, values)  # type: ignore[arg-type]
+        return self.decode(idents, get_all(state, [WINDOWS + ident for ident in idents], "a session is missing"))
 
     def decode(self, idents: list[bytes], values: Sequence[bytes]) -> Stored:
         """Give sessions of rows."""

@@ -67,12 +67,11 @@ class Unseen(Rows):
         """Remember them."""
         errors, skips, codes = self.errors.to_pylist(), self.skip.tolist(), self.codes.to_pylist()
         rows = [_Row(FORMAT, skip, code, row) for skip, code, row in zip(skips, codes, errors, strict=True)]
-        ordered = sorted(zip(map(_mark, self.keys), rows, strict=True), key=lambda pair: pair[0])
-        work.put_many([key for key, _ in ordered], [_encoder.encode(row) for _, row in ordered])
+        work.put_many([*map(_mark, self.keys)], [*map(_encoder.encode, rows)])
 
     def drop(self, work: Workspace) -> None:
         """Forget them."""
-        work.delete_many(sorted(map(_mark, self.keys)))
+        work.delete_many([*map(_mark, self.keys)])
 
 
 def arrived(batch: MicroBatch, messages: pa.Table, skip: IntArray, codes: pa.Array, detail: str) -> Unseen:
