@@ -1,8 +1,8 @@
-"""Partial aggregates: one row per (pane, skip, group key), however many windows overlap.
+"""Accumulators: one row per (pane, skip, group key), however many windows overlap.
 
 Key: `Region.AGGREGATES`, the pane's start, the skip, the group key (backend.windows.columns.grouping has
 the bytes).
-Value: the columns of the incremental aggregates' partial state and
+Value: the columns of the incremental aggregates' accumulators and
 
 * `_first_clock` (int64): the watermark before the first message of the row. A window had this group key in time iff
   that is before its end, so nothing needs to be kept per window to tell whether its full result was sent.
@@ -31,13 +31,13 @@ _CLOCK_FIELD = pa.field(FIRST_CLOCK, pa.int64(), nullable=False)
 
 @dataclass(frozen=True, slots=True)
 class Stored(Rows):
-    """Partial aggregates as read.
+    """Accumulators as read.
 
     Attributes:
         pane: Pane numbers.
         skip: Skips.
         keys: Encoded group keys, binary.
-        table: Partial columns and `FIRST_CLOCK`.
+        table: Accumulator columns and `FIRST_CLOCK`.
     """
 
     pane: IntArray
@@ -47,7 +47,7 @@ class Stored(Rows):
 
 
 class AccumulatorStore:
-    """Reads and writes partial aggregates.
+    """Reads and writes accumulators.
 
     Args:
         grid: Numbers the panes.
@@ -102,5 +102,5 @@ class AccumulatorStore:
 
 
 def with_clock(accumulators: pa.Table, clock: IntArray) -> pa.Table:
-    """Give partials with the watermark before the first message of each."""
+    """Give accumulators with the watermark before the first message of each."""
     return accumulators.append_column(_CLOCK_FIELD, pa.array(clock))

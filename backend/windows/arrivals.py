@@ -1,4 +1,4 @@
-"""Arrivals: a micro-batch's messages placed in panes, judged, and folded to partial aggregates."""
+"""Arrivals: a micro-batch's messages placed in panes, judged, and folded to accumulators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PIECE = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Accepted messages in panes; all arrays as long as the turn's messages.
+    """Accepted messages in panes; all arrays as long as the micro-batch's messages.
 
     Attributes:
         pane: Pane numbers.
@@ -34,7 +34,7 @@ class Placed:
         clock: Watermark before the message.
         key: Number of the group key.
         keys: The distinct encoded group keys, by number.
-        ends: Window ends that separate the epochs, ascending.
+        ends: Window ends that separate the intervals, ascending.
     """
 
     pane: IntArray
@@ -48,7 +48,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Arrived(Rows):
-    """Messages folded to partials, in order of (pane, skip, epoch, key); all arrays as long as `table`.
+    """Messages folded to accumulators, in order of (pane, skip, interval, key); all arrays as long as `table`.
 
     Attributes:
         pane: Pane numbers.
@@ -57,7 +57,7 @@ class Arrived(Rows):
         key: Numbers of group keys.
         clock: Watermark before the first message of each.
         count: Messages of each; empty where nobody asked for them.
-        table: Partial columns and `FIRST_CLOCK`.
+        table: Accumulator columns and `FIRST_CLOCK`.
     """
 
     pane: IntArray
@@ -77,7 +77,7 @@ def started(clock: int) -> int:
 def place(
     execution: Execution, grid: Assigner, retention_ms: int, gone: IntArray | None, group_keys: GroupKeys
 ) -> Placed:
-    """Place the turn's messages; those that no window can take go to the errors.
+    """Place the micro-batch's messages; those that no window can take go to the errors.
 
     Args:
         execution: The messages.
@@ -144,7 +144,7 @@ def _ends_passed(grid: Assigner, pane: IntArray, clock: int, own: IntArray) -> I
 
 
 def fold(placed: Placed, messages: pa.Table, plan: IncrementalPlan, *, counted: bool) -> Arrived:
-    """Fold placed messages; `counted` asks how many each partial is made of."""
+    """Fold placed messages; `counted` asks how many each accumulator is made of."""
     space = max(len(placed.keys), 1)
     spot, spots = _spots(placed)
     group, codes = dense(spot * space + placed.key, max(len(spots[0]) * space, 1))
@@ -159,12 +159,12 @@ def fold(placed: Placed, messages: pa.Table, plan: IncrementalPlan, *, counted: 
 
 
 def _spots(placed: Placed) -> tuple[IntArray, tuple[IntArray, IntArray, IntArray]]:
-    """Number the distinct (pane, skip, epoch) in their order."""
+    """Number the distinct (pane, skip, interval) in their order."""
     pane, panes = compress(placed.pane)
     skips = int(placed.skip.max(initial=0)) + 1
     intervals = len(placed.ends) + 1
     if skips == 1 and intervals == 1:
         return pane, (panes, np.zeros(len(panes), np.int64), np.zeros(len(panes), np.int64))
-    # below 2**62: panes and epochs are at most as many as there are rows, skips at most MAX_OVERLAP
+    # below 2**62: panes and intervals are at most as many as there are rows, skips at most MAX_OVERLAP
     spot, spots = dense((pane * skips + placed.skip) * intervals + placed.interval, len(panes) * skips * intervals)
     return spot, (panes[spots // (skips * intervals)], spots // intervals % skips, spots % intervals)

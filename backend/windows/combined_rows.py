@@ -3,7 +3,7 @@
 A combined row (format of frames, backend.spark.pack.frames) has `MESSAGE_FIELDS` and the group key of its first
 message, then
 
-* the partial columns of the incremental aggregates, numbered, because a field may have any name;
+* the accumulator columns of the incremental aggregates, numbered, because a field may have any name;
 * `_count` and `_last`: how many messages, and the offset of the last one;
 * `_stamp`, `_layout` and `_places`: its own timestamp, and for each message a record of its distances to the one
   before it in offset, event time and own timestamp. A row that turns out to be refused comes out of it message by
@@ -42,7 +42,7 @@ OWN_FIELDS = (
 _OLD_LISTS = ("_offsets", "_times", "_stamps")
 """Entries of format 1 (recovery.queue.entries) have these lists of distances from the first message instead."""
 OWN_NAMES = frozenset((COUNT, LAST, STAMP, LAYOUT, PLACES, *_OLD_LISTS))
-"""Messages with a field of such a name, or of a partial column's, are not combined."""
+"""Messages with a field of such a name, or of an accumulator column's, are not combined."""
 _ACCUMULATOR = "_partial_"
 MARKS = frozenset((COUNT, LAST, STAMP))
 """Combined rows have all of them, messages never: `check_marks` refuses such fields, and a join's have prefixes."""
@@ -79,7 +79,7 @@ def last_offsets(messages: pa.Table) -> IntArray:
 
 
 def fold(messages: pa.Table, plan: IncrementalPlan, group: IntArray, count: int) -> pa.Table:
-    """Return one partial per group, of messages or of combined rows; see `IncrementalPlan.fold`."""
+    """Return one accumulator per group, of messages or of combined rows; see `IncrementalPlan.fold`."""
     if not is_combined(messages):
         return plan.fold(messages, group, count)
     names = [accumulator_name(at) for at in range(len(plan.accumulator_schema))]
@@ -187,7 +187,7 @@ def _in_lists(rows: pa.Table) -> Iterator[list[Any]]:
 
 
 def accumulator_name(at: int) -> str:
-    """Return the name of a partial column."""
+    """Return the name of an accumulator column."""
     return f"{_ACCUMULATOR}{at}"
 
 

@@ -61,7 +61,7 @@ _decoder = msgspec.msgpack.Decoder(_Row)
 
 
 class Newest:
-    """Judges a turn by number of messages.
+    """Judges a micro-batch by number of messages.
 
     Args:
         keep: How many messages of a source partition; None is without limit.
@@ -72,15 +72,15 @@ class Newest:
         self._keep, self._last_closed = keep, last_closed
 
     def judge(self, execution: Execution, floor: int) -> tuple[IntArray | None, int]:
-        """Count the turn's messages; call it once per turn.
+        """Count the micro-batch's messages; call it once per micro-batch.
 
         Args:
             execution: The messages.
-            floor: The last window that is out of retention after the turn by the stored bound and by time.
+            floor: The last window that is out of retention after the micro-batch by the stored bound and by time.
 
         Returns:
             Per message the last window that is out of retention for it (None without limit), and the last one that is
-            for all messages after the turn, at least `floor`.
+            for all messages after the micro-batch, at least `floor`.
         """
         data = execution.work.get(_KEY)
         if self._keep is None:

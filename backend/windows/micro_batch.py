@@ -36,7 +36,7 @@ from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.ledger import Ledger
 
 RETRACTED, FULL, LATE, EARLY, DRAIN = range(5)
-"""Phases of a turn, in the order in which a micro-batch's results stand: within a phase by window, then by group key.
+"""Phases, in the order in which a micro-batch's results stand: within a phase by window, then by group key.
 Retractions come right before the result that replaces them, so they have a phase of their own."""
 
 REASONS = ("retracted", "full", "late", "early", "drain")
@@ -92,7 +92,7 @@ class Execution:
         return still and not self.full_off and (due is None or due > self.batch.time_ms)
 
     def refuse(self, rows: Mask, reason: str, detail: str) -> None:
-        """Send messages to the errors output and take them out of the turn."""
+        """Send messages to the errors output and take them out of the micro-batch."""
         if not rows.any():
             return
         refused = self.messages.filter(pa.array(rows))

@@ -45,7 +45,7 @@ class Pane(msgspec.Struct, array_like=True):
         end: End, exclusive.
         count: Messages in it.
         digest: Digest of its messages in the message store, 0 where none is kept.
-        groups: Partial aggregates in it: one per (skip, group key).
+        groups: Accumulators in it: one per (skip, group key).
         skips: The skips other than 0 among them, ascending.
         sources: (stream, partition, start offset, last offset), ascending.
     """

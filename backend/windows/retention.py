@@ -62,7 +62,7 @@ class Gone:
 
     @classmethod
     def of(cls, kind: Expiring, execution: Execution) -> Gone:
-        """Judge a turn; call it once per turn, because it counts the messages."""
+        """Judge a micro-batch; call it once for each, because it counts the messages."""
         bound = execution.work.bounds.get(Region.REVISIONS)
         before = NONE_GONE if bound is None else kind.grid.last_begun_at(start_of(bound)) - 1
         each, after = kind.newest.judge(execution, max(before, kind.gone_by_time(execution.clock_after)))
@@ -73,5 +73,5 @@ class Gone:
 
     @property
     def moves(self) -> bool:
-        """True when windows are dropped in this turn."""
+        """True when windows are dropped in this micro-batch."""
         return self.after > self.before

@@ -47,7 +47,7 @@ class Shared:
     Args:
         spec: The windows.
         grid: Numbers them: the bounds that count for closing, retention, and the keys of revisions.
-        skip_bytes: Width of a skip in the keys of partials.
+        skip_bytes: Width of a skip in the keys of accumulators.
     """
 
     def __init__(self, spec: WindowSpec, grid: Assigner, *, skip_bytes: int = 2) -> None:
@@ -101,7 +101,7 @@ class Step:
     space: KeySpace
     arrived: Arrived
     content: pa.Table
-    """Partial columns and `FIRST_CLOCK`: stored rows first, then arrived ones."""
+    """Accumulator columns and `FIRST_CLOCK`: stored rows first, then arrived ones."""
     place: tuple[IntArray, IntArray, IntArray]
     """Pane, skip, key number of each row of `content`."""
     old: int
@@ -137,7 +137,7 @@ class Step:
         self.waiting = Waiting(rows, windows, keys, *updates, len(self.space), self.progress, policies)
 
     def lay_out(self, stored: Stored, stored_key: IntArray, arrived_key: IntArray) -> None:
-        """Put stored and arrived partials behind one another; the keys are their numbers in `space`."""
+        """Put stored and arrived accumulators behind one another; the keys are their numbers in `space`."""
         self.old = len(stored)
         self.content = pa.concat_tables([stored.table, self.arrived.table])
         self.place = (
@@ -204,16 +204,16 @@ class Step:
     def store(
         self, known: Panes, pane: IntArray, skip: IntArray, stays: Mask, alive: Mask, bound: int, *, groups: bool
     ) -> int:
-        """Write partials, messages, metadata of panes, and what waits; gives how many of the panes are new.
+        """Write accumulators, messages, metadata of panes, and what waits; gives how many of the panes are new.
 
         Args:
             known: The messages' panes as committed, read already.
             pane: Pane of each message; in order of time where messages are kept.
             skip: Skip of each message.
-            stays: Which messages are in retention after the turn.
-            alive: Which arrived partials are.
-            bound: The messages' bound after the turn: what was refused at or above it has to be remembered.
-            groups: Count partials per pane: those of `place` are the panes here.
+            stays: Which messages are in retention after the micro-batch.
+            alive: Which arrived accumulators are.
+            bound: The messages' bound after the micro-batch: what was refused at or above it has to be remembered.
+            groups: Count accumulators per pane: those of `place` are the panes here.
         """
         digests = self._store_messages(pane, skip, stays, bound) if self.kind.message_store is not None else None
         fresh = self._store_accumulators(alive)
@@ -223,7 +223,7 @@ class Step:
         return opened
 
     def _store_accumulators(self, alive: Mask) -> tuple[IntArray, IntArray]:
-        """Write the merged partials of touched groups; gives pane and skip of the groups that are new."""
+        """Write the merged accumulators of touched groups; gives pane and skip of the groups that are new."""
         none, old, size = np.empty(0, np.int64), self.old, max(len(self.space), 1)
         if not alive.any():
             return none, none
@@ -242,7 +242,7 @@ class Step:
         return at[~was], skip[~was]
 
     def _store_messages(self, pane: IntArray, skip: IntArray, stays: Mask, bound: int) -> list[int]:
-        """Write the turn's messages that stay; gives the digest per pane, in order of pane."""
+        """Write the micro-batch's messages that stay; gives the digest per pane, in order of pane."""
         assert self.kind.message_store is not None
         execution = self.execution
         messages = execution.messages.filter(pa.array(stays))
@@ -275,7 +275,7 @@ class Step:
         Args:
             known: Their panes as committed.
             pane: Pane of each message.
-            stays: Which are in retention after the turn.
+            stays: Which are in retention after the micro-batch.
             digests: Digest per touched pane, in order of pane; None where no message is kept.
             fresh: Pane and skip of each new group.
         """

@@ -1,4 +1,4 @@
-"""Results of windows: from the partials that they see, and where aggregates need them all, from their messages."""
+"""Results of windows: from the accumulators that they see, and where aggregates need them all, from their messages."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Results(Rows):
 
 
 class Evaluator:
-    """Computes results from facts.
+    """Computes results from accumulators and messages.
 
     Args:
         grid: The windows.
         space: Number of group keys.
         plan: The incremental aggregates.
-        pane_rows: Partials by pane.
-        content: Partial columns and `FIRST_CLOCK`; `PaneRows.row` points here.
+        pane_rows: Accumulators by pane.
+        content: Accumulator columns and `FIRST_CLOCK`; `PaneRows.row` points here.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Evaluator:
 
         Args:
             windows: Window numbers, ascending.
-            intervals: Per window the last epoch it sees.
+            intervals: Per window the last interval it sees.
             pairs: Only these; None is every group key that a window sees.
         """
         parts = [
@@ -87,7 +87,7 @@ class Evaluator:
             (owner - low) * self._space + self._pane_rows.key[seen], (int(owner[-1]) - low + 1) * self._space
         )
         rows = self._pane_rows.row[seen]
-        if len(codes) == len(seen):  # one partial each: nothing to merge
+        if len(codes) == len(seen):  # one accumulator each: nothing to merge
             accumulators = self._content.take(pa.array(rows[np.argsort(group)]))
         else:
             accumulators = self._plan.merge(self._content.take(pa.array(rows)), group, len(codes))

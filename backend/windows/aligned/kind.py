@@ -3,12 +3,12 @@
 A micro-batch goes through these steps; each costs what it touches, never a gap in time:
 
 1. place    Messages to panes; what no window can take goes to the errors (backend.windows.arrivals).
-2. fold     One partial aggregate per (pane, skip, epoch, group key).
+2. fold     One accumulator per (pane, skip, interval, group key).
 3. choose   Windows that close now; updates of past and of open windows; what the policies let go.
-4. load     Stored partials: whole panes of windows that close, single rows of what was touched or waits.
+4. load     Stored accumulators: whole panes of windows that close, single rows of what was touched or waits.
 5. send     Results: full as of the window's end, late and early as of now.
-6. store    Merged partials, metadata, revisions, messages; then the bound moves: everything of windows out of retention
-            is hidden at once, with what waited of them sent before.
+6. store    Merged accumulators, metadata, revisions, messages; then the bound moves: everything of windows out of
+            retention is hidden at once, with what waited of them sent before.
 
 Only step 5 looks at windows; everything stored is per pane (`Grid`), so an overlap of 60 stores what tumbling windows
 of the pane's length would.
@@ -40,7 +40,7 @@ from backend.windows.shared import Counted, Updates
 from backend.windows.spec import WindowSpec
 
 SCAN_SHARE = 4
-"""A pane is read as a whole when at least one in so many of its partials is needed."""
+"""A pane is read as a whole when at least one in so many of its accumulators is needed."""
 
 
 class Aligned(shared.Shared):
@@ -171,7 +171,7 @@ class _Step(shared.Step):
     # -- load -----------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        """Read the partials that are needed; number all group keys in the order of their encoding."""
+        """Read the accumulators that are needed; number all group keys in the order of their encoding."""
         going = self.waiting.going(len(self.space))
         first = going.windows * self.grid.panes_per_step
         own = np.unique(self.arrived.pane)

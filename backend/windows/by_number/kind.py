@@ -25,7 +25,7 @@ OPERATOR               `n`, group key                 next number; live messages
 OPERATOR               `m`, group key                 places of the live messages by number, if of several sources; of a
                                                       session the number of them of each source
 OPERATOR               `s`, group key                 the row that was sent of an open session: last message, aggregates
-WINDOWS                group key, pane                first and last message, partial aggregates
+WINDOWS                group key, pane                first and last message, accumulators
 REVISIONS              group key, window              next revision, pending since (early or drained windows only)
 OPERATOR               `E`, since, group key, window  empty; an update that waits for the early policy
 MESSAGES               group key, offset              the fields (full-state aggregates only)

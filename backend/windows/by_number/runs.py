@@ -120,7 +120,7 @@ def judge(
 
 
 def clocks(execution: Execution) -> IntArray:
-    """Give the stream time that each message of a turn is judged by."""
+    """Give the stream time that each message of a micro-batch is judged by."""
     if not execution.exact:
         return np.full(execution.messages.num_rows, started(execution.clock), np.int64)
     return np.maximum(numbers(execution.messages, BEFORE), started(execution.clock))
@@ -270,7 +270,7 @@ def stored_runs(work: Workspace, *, timed: bool) -> tuple[pa.Array, IntArray, In
 class Runs:
     """The runs of one micro-batch: of each group key the stored one, if there is one, then those that messages begin.
 
-    Messages that are refused are taken out of the turn.
+    Messages that are refused are taken out of the micro-batch.
 
     Args:
         execution: The micro-batch.

@@ -1,4 +1,4 @@
-"""Runs of partials that overlap, merged by blocks of doubling length."""
+"""Runs of accumulators that overlap, merged by blocks of doubling length."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from backend.windows.columns.arrays import IntArray
 
 
 def combine(plan: IncrementalPlan, table: pa.Table, first: IntArray, length: IntArray) -> pa.Table:
-    """Merge runs of partials: `length[i]` rows from `first[i]` on, into row i.
+    """Merge runs of accumulators: `length[i]` rows from `first[i]` on, into row i.
 
     Runs overlap, so blocks of 2, 4, 8, ... neighbours are merged once for all of them, and a run takes one block per
     bit of its length: n log(length) merges instead of n * length.
 
     Args:
-        plan: Merges the partials.
-        table: Partial columns.
+        plan: Merges the accumulators.
+        table: Accumulator columns.
         first: First row of each run.
         length: Rows of each run, at least 1.
     """

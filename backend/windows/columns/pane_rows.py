@@ -1,13 +1,13 @@
-"""Facts: what happened in panes, stored or just arrived, laid out flat; and which of it a window sees.
+"""Rows of panes: what happened in them, stored or just arrived, laid out flat; and which of it a window sees.
 
-A fact is a partial aggregate or a message. It lies in a pane and belongs to a group key. Two numbers decide which of
+A row is an accumulator or a message. It lies in a pane and belongs to a group key. Two numbers decide which of
 the windows over its pane see it:
 
 * `skip`: the first `skip` windows over the pane were out of retention when the message arrived. For all but very late
-  messages of hopping windows it is 0. Stored with the fact, because it cannot be judged again afterwards.
+  messages of hopping windows it is 0. Stored with the row, because it cannot be judged again afterwards.
 * `interval`: only inside a micro-batch of a shard with one source partition: how many window ends the stream time had
-  passed before the message. A window that closes in this micro-batch sees the epochs up to its end, so its full result
-  does not depend on where micro-batches are cut. What is stored already counts as epoch -1.
+  passed before the message. A window that closes in this micro-batch sees the intervals up to its end, so its full
+  result does not depend on where micro-batches are cut. What is stored already counts as interval -1.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from backend.windows.columns.rows import Rows
 from backend.windows.definitions import Assigner
 
 MAX_MEMBERS = 1 << 21
-"""Rows of (window, fact) looked at together: bounds memory where many windows overlap."""
+"""Pairs of a window and a row looked at together: bounds memory where many windows overlap."""
 
 ALL_INTERVALS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class PaneRows(Rows):
-    """Facts in order of pane; all arrays int64 and as long as one another.
+    """Rows in order of pane; all arrays int64 and as long as one another.
 
     Attributes:
         pane: Pane number, ascending.
         skip: Windows over the pane that do not see it.
         interval: See above; -1 for what is stored.
         key: Number of the group key.
-        row: Row of the table that holds the fact's content.
+        row: Row of the table that holds its content.
     """
 
     pane: IntArray
@@ -47,7 +47,7 @@ class PaneRows(Rows):
 
     @classmethod
     def sorted(cls, pane: IntArray, skip: IntArray, interval: IntArray, key: IntArray) -> PaneRows:
-        """Put facts in order of pane; `row` tells where each stood."""
+        """Put rows in order of pane; `row` tells where each stood."""
         if len(pane) < 2 or bool((pane[1:] >= pane[:-1]).all()):
             return cls(pane, skip, interval, key, np.arange(len(pane)))
         order = np.argsort(pane, kind="stable")
@@ -59,10 +59,10 @@ class PaneRows(Rows):
         Args:
             grid: The windows.
             windows: Window numbers, ascending.
-            intervals: Per window the last epoch it sees.
+            intervals: Per window the last interval it sees.
 
         Yields:
-            Facts (as positions here), and for each the position in `windows` of the window that sees it.
+            Rows (as positions here), and for each the position in `windows` of the window that sees it.
         """
         low = np.searchsorted(self.pane, windows * grid.panes_per_step, "left")
         high = np.searchsorted(self.pane, windows * grid.panes_per_step + grid.panes_per_window, "left")

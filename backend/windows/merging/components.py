@@ -1,4 +1,4 @@
-"""Components: messages and stored sessions of a group key that are connected, and which of them need a story."""
+"""Components: messages and stored sessions of a group key that are connected, and where the order decides."""
 
 from __future__ import annotations
 

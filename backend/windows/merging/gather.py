@@ -1,4 +1,4 @@
-"""All sessions of a micro-batch when all its messages came: told ones, components in one piece, and untouched ones."""
+"""All sessions of a micro-batch when all its messages came: followed ones, components in one piece, untouched ones."""
 
 from __future__ import annotations
 

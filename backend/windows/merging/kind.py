@@ -26,9 +26,9 @@ Steps of a micro-batch:
 1. find     Messages out of retention are refused. The stored sessions that others may touch, and those that close,
             expire, or wait to be sent: by the index over last times, so what does nothing costs nothing.
 2. connect  Messages and sessions of a group key to components, by sorting and a running maximum.
-3. tell     Components where the order of messages decides what is sent
-            (backend.windows.merging.components) are told one by one
-            (backend.windows.merging.one_by_one): those where a session closes before a later message of it.
+3. follow   Components where the order of messages decides what is sent (backend.windows.merging.components) are
+            followed message by message (backend.windows.merging.one_by_one): those where a session closes before a
+            later message of it.
 4. finish   What is due at the end: full, late, early, drained.
 5. compute  All aggregates at once, stored or sent.
 6. write    Sessions, index, what was sent, what waits, messages (backend.windows.merging.rows has the

@@ -81,7 +81,7 @@ class Nodes:
         return np.concatenate([*done_owner, *none]), np.concatenate([*done_node, *none])
 
     def accumulators(self, plan: IncrementalPlan, stored: Stored, messages: pa.Table) -> pa.Table:
-        """Compute the partial aggregates of all nodes: row n is node n."""
+        """Compute the accumulators of all nodes: row n is node n."""
         direct = np.flatnonzero(self.message_node >= 0)
         folded, group = np.unique(self.message_node[direct], return_inverse=True)
         picked = messages if len(direct) == messages.num_rows else taken_rows(messages, direct)
@@ -142,7 +142,7 @@ class Nodes:
         size = np.ones(self.total, np.int64)
         deep = np.zeros(self.total, np.bool_)
         deep[self._joined[self._is_join[self._parts]]] = True
-        for node in np.flatnonzero(deep).tolist():  # only stories make joins of joins
+        for node in np.flatnonzero(deep).tolist():  # only components taken message by message make joins of joins
             inner = [
                 part for part in self._parts[self._begin[node] : self._begin[node + 1]].tolist() if self._is_join[part]
             ]

@@ -23,7 +23,7 @@ from backend.windows.policies import Policies
 
 @dataclass
 class Live:
-    """A session in a story.
+    """A session on the way.
 
     Attributes:
         first: First event time.

@@ -3,7 +3,7 @@
 =============== ========================================== =======================================================
 region          key                                        value
 =============== ========================================== =======================================================
-WINDOWS         group key, first                           `SessionRows.schema`: last, bookkeeping, partial state
+WINDOWS         group key, first                           `SessionRows.schema`: last, bookkeeping, accumulators
 SESSION_INDEX   last, group key, first                     empty; in order of expiry, so one scan finds what closes
 REVISIONS       group key, first                           a row that was sent and not withdrawn: last, revision,
                                                            its aggregates, which a retraction repeats
@@ -61,7 +61,7 @@ class Stored(Rows):
         shown: Rows in REVISIONS within the session.
         count: Messages in the message store.
         digest: Their digest.
-        accumulators: Partial columns.
+        accumulators: Accumulator columns.
     """
 
     idents: list[bytes]

@@ -1,7 +1,7 @@
-"""Merged partials of ranges of rows, without merging each row anew for each range: a segment tree, level by level.
+"""Merged accumulators of ranges of rows, without merging each row anew for each range: a segment tree, level by level.
 
-Sliding windows of one key overlap almost wholly: a window that sees 1,000 partials shares 999 with the next. Block i of
-level j holds the merged rows `[i << j, (i + 1) << j)`, so a range is at most two blocks per level, and all levels
+Sliding windows of one key overlap almost wholly: a window that sees 1,000 accumulators shares 999 with the next. Block
+i of level j holds the merged rows `[i << j, (i + 1) << j)`, so a range is at most two blocks per level, and all levels
 together hold fewer than twice the rows. Any mergeable aggregate will do; nothing has to be taken out again.
 
 Rows that a window must not see (too late for it) make their blocks unusable for it: such a block is replaced by its
@@ -21,7 +21,7 @@ from backend.windows.columns.pane_rows import MAX_MEMBERS
 
 
 class BlockTree:
-    """A tree over partials.
+    """A tree over accumulators.
 
     Args:
         plan: Merges them.

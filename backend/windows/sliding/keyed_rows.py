@@ -1,4 +1,4 @@
-"""Facts of sliding windows: partials or messages in order of (key, time), and which of them a window sees.
+"""Rows of sliding windows: accumulators or messages in order of (key, time), and which of them a window sees.
 
 The counterpart of backend.windows.columns.pane_rows for windows that every key has for itself.
 """
@@ -16,7 +16,7 @@ from backend.windows.columns.pane_rows import MAX_MEMBERS
 
 @dataclass(frozen=True, slots=True)
 class KeyedRows:
-    """Partials or messages, in order of (key, time); all arrays as long as one another.
+    """Accumulators or messages, in order of (key, time); all arrays as long as one another.
 
     Attributes:
         key: Number of the group key, ascending.
@@ -34,12 +34,12 @@ class KeyedRows:
 
     @classmethod
     def sorted(cls, key: IntArray, time: IntArray, skip: IntArray, clock: IntArray) -> KeyedRows:
-        """Put facts in order; `row` tells where each stood."""
+        """Put rows in order; `row` tells where each stood."""
         order = np.lexsort((time, key))
         return cls(key[order], time[order], skip[order], clock[order], order)
 
     def range(self, keys: IntArray, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray]:
-        """Give first position and number of the facts of each key in the closed range of times."""
+        """Give first position and number of the rows of each key in the closed range of times."""
         order = Order(self.key, self.time)
         first = order.first(keys, lows)
         return first, np.maximum(order.after(keys, highs) - first, 0)
@@ -47,7 +47,7 @@ class KeyedRows:
     def seen_by(
         self, size: int, windows: IntArray, keys: IntArray, clocks: IntArray
     ) -> Iterator[tuple[IntArray, IntArray]]:
-        """Give what each (window, key) sees of facts up to a clock, in chunks: positions, and the window's position."""
+        """Give what each (window, key) sees of rows up to a clock, in chunks: positions, and the window's position."""
         first, count = self.range(keys, windows - size, windows)
         for part in parts(count, MAX_MEMBERS):
             keyed_rows, owner = spread(first[part], count[part])

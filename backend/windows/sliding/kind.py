@@ -6,7 +6,7 @@ SAMZA-552's windows "that follow the messages", with the bounds of SQL's `RANGE 
 * sees the key's messages in `[t - size, t]`;
 * is full when stream time passes t, and can be updated until `t + 1 + retention <= stream time`.
 
-State is one partial aggregate per (t, skip, key), in order of t, never one per window: a message is stored once,
+State is one accumulator per (t, skip, key), in order of t, never one per window: a message is stored once,
 however many windows see it. Here `skip` is a time: the windows before `t + skip` do not see the message, because they
 were out of retention when it came. A message whose own window is out of retention still counts in later ones. It goes
 to the errors when the last possible window, `t + size`, is out of retention: at once if it was already, otherwise when
@@ -121,7 +121,7 @@ class _Step(shared.Step):
         self.message_key, self.message_keys = self.kind.group_keys.encode(execution.messages)
 
     def _fold(self) -> None:
-        """Fold messages to one partial per (time, skip, clock, key)."""
+        """Fold messages to one accumulator per (time, skip, clock, key)."""
         number, _ = compress(self.times)
         for column in (self.skip, self.clock, self.message_key):
             other, distinct = compress(column)
@@ -136,7 +136,7 @@ class _Step(shared.Step):
     # -- load -----------------------------------------------------------------------------------------------------
 
     def _load(self, rows: Revisions) -> None:
-        """Read the partials that windows here need: what arrived, what waits, and what closes may lie far apart."""
+        """Read the accumulators that windows here need: what arrived, what waits, and what closes may lie far apart."""
         self.unseen = self._read_unseen()
         low, high = self._ranges(rows.starts[rows.pending])
         stored = self.kind.accumulators.scan_ranges(self.execution.work, low, high)
@@ -176,7 +176,7 @@ class _Step(shared.Step):
         return few(*runs(np.maximum(low - self.size, max(self.bound_before, MIN_TIME)), high), MAX_SCANS)
 
     def _read_unseen(self) -> Unseen:
-        """Read the messages that nothing shows any more after this turn, and those that its new windows may show."""
+        """Read the messages that nothing shows after this micro-batch, and those that its new windows may show."""
         work, progress = self.execution.work, self.progress
         if progress.drain:
             return unseen.read(work, MIN_TIME, MAX_TIME + 1)
@@ -214,9 +214,9 @@ class _Step(shared.Step):
         self.choose(rows, self.row_key, (late[:2], early, ending[:2]))
 
     def _existing(self, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Give the windows of arrived partials' keys in closed ranges of times, each once: time, key, messages.
+        """Give the windows of arrived accumulators' keys in closed ranges of times, each once: time, key, messages.
 
-        Many late partials reach over the same windows: what is laid out is never more than windows and partials.
+        Many late ones reach over the same windows: what is laid out is never more than windows and accumulators.
         """
         key, window = self.by_key
         wanted = highs >= lows
@@ -258,7 +258,7 @@ class _Step(shared.Step):
         return self._results(at, _EVERY_CLOCK) if self.progress.shows_open and len(at) else None
 
     def _results(self, at: IntArray, clock: IntArray | int) -> Results:
-        """Compute the results of some of `windows`, from facts up to a clock each."""
+        """Compute the results of some of `windows`, from rows up to a clock each."""
         windows, keys = self.windows.window[at], self.windows.key[at]
         clocks = np.broadcast_to(clock, len(at))
         first, count = self.keyed_rows.range(keys, windows - self.size, windows)
@@ -269,7 +269,7 @@ class _Step(shared.Step):
         return Results(windows[order], keys[order], self.window_clock[at[order]], table.take(pa.array(order)))
 
     def _tree(self, longest: int) -> BlockTree:
-        """Give the tree over all facts; built once unless a longer range is asked for."""
+        """Give the tree over all rows; built once unless a longer range is asked for."""
         if self.tree is None or self.tree[0] < longest:
             keyed_rows, plan = self.keyed_rows, self.kind.incremental
             accumulators = (
@@ -305,7 +305,7 @@ class _Step(shared.Step):
         self.expire(self.bound_after)
 
     def _more_windows(self, before: int, after: int) -> int:
-        """Give how many windows there are after a time, less those that there were after another before the turn.
+        """Give how many windows there are after a time, less those that there were before it after another.
 
         What closes was read, what was not read stays as it was.
         """
