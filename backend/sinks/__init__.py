@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark.sql import DataFrame
 
-    from backend.kafka_client.settings import KafkaSettings
     from backend.sinks.foreach import BatchFunction, BatchSink, Consumer, ForeachSink
-    from backend.sinks.kafka.sink import KafkaSink
     from backend.sinks.table_sink import KeyedSink
-    from backend.windows.definitions import Duration
 
 
 class Sink(Protocol):
@@ -203,51 +200,3 @@ def sql_sink(
 
     options = {"mode": mode, "key": key, "accept_published": accept_published}
     return sql_tables(url, table, errors, schema, options)
-
-
-def kafka_sink(
-    results: str,
-    errors: str,
-    *,
-    servers: str | KafkaSettings,
-    key: str | Sequence[str] = (),
-    guarantee: str = "exactly_once",
-    commits: str | None = None,
-    overflow: str | Path | None = None,
-    patience: Duration = "2 minutes",
-    accept_published: int | None = None,
-) -> KafkaSink:
-    """Write both outputs to Kafka topics, as JSON; see `backend.sinks.kafka.sink` for what each guarantee rests on.
-
-    Args:
-        results: Topic of the results; it must exist.
-        errors: Topic of the errors; it must exist.
-        servers: `host:port,...`, with security from `REWIND_KAFKA_*` in the environment; or `KafkaSettings`.
-        key: Columns of the results that make the message's key, the job's group key for one: all revisions of a window
-            then lie in one partition, in order. Without it, and for errors, the key is the row's `id`.
-        guarantee: `exactly_once` (transactions, through the driver) or `at_least_once` (from the tasks).
-        commits: Topic that says whose the output is and which micro-batch is out, made where it does not exist; by
-            default `<results>-commits`. It belongs to the output: delete both or none.
-        overflow: Directory or URI, the same on the driver and all executors, for rows that are larger than their
-            topic's `max.message.bytes`: `<digest>.json` is the whole value, of the digest that `too_large` names in the
-            row that goes in its place. None keeps only what fits.
-        accept_published: A micro-batch that ran again and made other rows than are out, as `OutputDiffers` says: those
-            that are out count, and the query goes on.
-        patience: How long an outage of the cluster is waited for before the query stops with `SinkUnavailable`.
-
-    Raises:
-        ValueError: Of a bad option, naming it.
-    """
-    from backend.sinks.kafka.sink import KafkaSink
-
-    return KafkaSink(
-        results,
-        errors,
-        servers=servers,
-        key=key,
-        guarantee=guarantee,
-        commits=commits,
-        overflow=overflow,
-        patience=patience,
-        accept_published=accept_published,
-    )

@@ -131,7 +131,7 @@ class OutboxSink:
     """What sinks share that publish what tasks wrote to the outbox.
 
     Args:
-        accept_published: See `backend.sinks.kafka_sink`.
+        accept_published: See `backend.kafka_sink`.
         outbox: Where tasks write; None is beside the checkpoint.
 
     Raises:

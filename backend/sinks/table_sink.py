@@ -90,7 +90,7 @@ class TableSink(OutboxSink):
     Args:
         tables: Of results and of errors.
         about: What `describe` returns.
-        accept_published: See `backend.sinks.kafka_sink`.
+        accept_published: See `backend.kafka_sink`.
         outbox: Where tasks write; None is beside the checkpoint.
 
     Raises:
@@ -178,7 +178,7 @@ class KeyedSink(TableSink):
         about: What `describe` returns.
         mode: One of `MODES`, for results; None is `newest` where `key` is given, else `log`.
         key: Columns of the results of which the newest row stays; None takes the window and the job's group key.
-        accept_published: See `backend.sinks.kafka_sink`.
+        accept_published: See `backend.kafka_sink`.
 
     Raises:
         ValueError: A bad option, by name.

@@ -26,9 +26,9 @@ from confluent_kafka.admin import (
 )
 from typer.testing import CliRunner
 
+from backend import kafka_sink
 from backend.errors import AccessRefused
 from backend.kafka_client.settings import MECHANISMS
-from backend.sinks import kafka_sink
 from backend.sinks.kafka.sink import Publication, produce_frames
 from backend.sinks.tables import pack
 from backend.sources.kafka import kafka

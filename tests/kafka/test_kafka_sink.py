@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from backend import kafka_sink
 from backend.batch import ERROR_SCHEMA
 from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable, TopicMissing
-from backend.sinks import kafka_sink
 from backend.sinks.dedupe import Dedupe
 from backend.sinks.kafka import commits as kafka_commits
 from backend.sinks.kafka import topics as kafka_topics_of_sinks
@@ -135,7 +135,7 @@ def test_only_the_newest_writer_of_one_query_may_write(kafka_broker, topics):
 
 SCRIPT = """
 import json, sys
-from backend.sinks import kafka_sink
+from backend import kafka_sink
 from backend.kafka_client.settings import KafkaSettings
 from tests.kafka.test_kafka_sink import frame, results
 servers, one, two = sys.argv[1:]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.sinks import kafka_sink
+from backend import kafka_sink
 from tests.kafka.test_kafka_sink import read
 from tests.support.sink_story import MINUTE_MS, Player, Story, check_seen, collected
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from backend import kafka_sink
 from backend.errors import OutputDiffers
-from backend.sinks import kafka_sink
 from backend.sinks.kafka import commits as kafka_commits
 from tests.kafka.test_kafka_sink import errors, frame, ids, produced, results, topics
 

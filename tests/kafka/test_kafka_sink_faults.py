@@ -15,10 +15,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
+from backend import kafka_sink
 from backend.errors import ManifestMismatch, SinkConflict, SinkUnavailable
 from backend.kafka_client.admin import offsets
 from backend.kafka_client.settings import KafkaSettings
-from backend.sinks import kafka_sink
 from backend.sinks.dedupe import Dedupe
 from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.kafka.delivery import Delivery

@@ -12,9 +12,9 @@ import xxhash
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
+from backend import kafka_sink
 from backend.batch import ERROR_SCHEMA
 from backend.kafka_client.writer import cause_of
-from backend.sinks import kafka_sink
 from backend.sinks.kafka.delivery import Delivery
 from backend.sinks.tables import pack
 from tests.kafka.test_kafka_sink import frame, produced, read

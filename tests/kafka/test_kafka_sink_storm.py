@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from backend import kafka_sink
 from backend.errors import SinkConflict, SinkUnavailable
-from backend.sinks import kafka_sink
 from backend.sinks.dedupe import Dedupe
 from tests.kafka.test_kafka_sink import frame, produced, read, results
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from backend import kafka_sink
 from backend.batch import ERROR_SCHEMA
 from backend.errors import SinkConflict, SinkUnavailable, SourceUnavailable, TopicMissing, UnknownFormat
 from backend.kafka_client.admin import TopicIdentity
@@ -18,7 +19,6 @@ from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
 from backend.kafka_client.settling import SETTLE_S
 from backend.python_rows import arrow_value, python_values
-from backend.sinks import kafka_sink
 from backend.sinks.kafka import sink as kafka_sinks
 from backend.sinks.kafka import topics as sink_topics
 from backend.sinks.kafka import writer as kafka_writer

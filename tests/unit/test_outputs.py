@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from backend import kafka_sink
 from backend.errors import ManifestMismatch, SinkConflict, StateCorrupted, UnknownFormat
-from backend.sinks import kafka_sink
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.kafka import sink as kafka
 from backend.sinks.kafka import writer as kafka_writer

@@ -21,12 +21,13 @@ from backend.aggregates import count
 from backend.batch import ERROR_SCHEMA, RESULT_FIELDS
 from backend.errors import ManifestMismatch, OutputDiffers, StorageFailed, UnknownFormat
 from backend.joins.spec import join_spec
+from backend.kafka_client.settings import KafkaSettings
 from backend.places import real_place
 from backend.sinks import directory as directory_module
 from backend.sinks import foreach_batch
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.foreach import ForeachSink
-from backend.sinks.kafka.sink import _messages
+from backend.sinks.kafka.sink import Publication, _messages
 from backend.sinks.objects import object_files
 from backend.sinks.outbox import Outbox
 from backend.sinks.parquet import ParquetSink
@@ -108,7 +109,8 @@ def test_rows_of_a_queue_keep_the_micro_batch_that_they_were_queued_in(sink: Par
     ForeachSink(lambda made, *_: taken.extend(made.to_pylist())).take(frames, 9)
     assert [(row["version"], row["id"], row["flights"]) for row in taken] == wanted
 
-    _, messages = _messages(frames, 3, 9, {"results": "r", "errors": "e"}, (), "q")
+    to = Publication(KafkaSettings("h:1"), {"results": "r", "errors": "e"}, (), "q", {}, 1.0)
+    _, messages = _messages(frames, 3, 9, to)
     found = [json.loads(message.value) for message in messages]
     assert [(row["version"], row["id"], row["flights"]) for row in found] == wanted
 

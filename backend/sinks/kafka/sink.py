@@ -87,54 +87,82 @@ class Publication:
     overflow: str | None = None
 
 
-class KafkaSink(Sealing):
-    """Writes both outputs to topics; see `backend.sinks.kafka_sink`."""
+def kafka_sink(
+    results: str,
+    errors: str,
+    *,
+    servers: str | KafkaSettings,
+    key: str | Sequence[str] = (),
+    guarantee: str = "exactly_once",
+    commits: str | None = None,
+    overflow: str | Path | None = None,
+    patience: Duration = "2 minutes",
+    accept_published: int | None = None,
+) -> KafkaSink:
+    """Write both outputs to Kafka topics, as JSON; see `backend.sinks.kafka.sink` for what each guarantee rests on.
 
-    def __init__(
-        self,
-        results: str,
-        errors: str,
-        *,
-        servers: str | KafkaSettings,
-        key: str | Sequence[str] = (),
-        guarantee: str = "exactly_once",
-        commits: str | None = None,
-        overflow: str | Path | None = None,
-        patience: Duration = "2 minutes",
-        accept_published: int | None = None,
-    ) -> None:
-        for option, topic in (("results", results), ("errors", errors)):
-            check_topic(topic, option)
-        named = commits if commits is not None else f"{results}-commits"
-        check_topic(named, "commits")
-        if results == errors:
-            raise ValueError(f"errors={errors!r}: must be another topic than results")
-        if guarantee not in GUARANTEES:
-            raise ValueError(f"guarantee={guarantee!r}: allowed are {', '.join(GUARANTEES)}")
-        columns = (key,) if isinstance(key, str) else key
-        if not isinstance(columns, list | tuple) or not all(isinstance(name, str) and name for name in columns):
-            raise ValueError(f"key={key!r}: must be a column of the results, or several")
-        if named in (results, errors):
-            raise ValueError(f"commits={named!r}: must be a topic of its own")
-        check_accepted(accept_published)
-        patience_s = duration_ms(patience, "patience", least=1000) / 1000
-        self._topics = {RESULTS: results, ERRORS: errors}
-        self._settings = servers if isinstance(servers, KafkaSettings) else KafkaSettings.from_environment(servers)
-        self._settings.check_files()
-        self._key = tuple(columns)
-        self._guarantee = guarantee
-        self._commits = named
-        self._overflow = check_place(overflow, "overflow") if overflow is not None else None
-        self._patience_s = patience_s
+    Args:
+        results: Topic of the results; it must exist.
+        errors: Topic of the errors; it must exist.
+        servers: `host:port,...`, with security from `REWIND_KAFKA_*` in the environment; or `KafkaSettings`.
+        key: Columns of the results that make the message's key, the job's group key for one: all revisions of a window
+            then lie in one partition, in order. Without it, and for errors, the key is the row's `id`.
+        guarantee: `exactly_once` (transactions, through the driver) or `at_least_once` (from the tasks).
+        commits: Topic that says whose the output is and which micro-batch is out, made where it does not exist; by
+            default `<results>-commits`. It belongs to the output: delete both or none.
+        overflow: Directory or URI, the same on the driver and all executors, for rows that are larger than their
+            topic's `max.message.bytes`: `<digest>.json` is the whole value, of the digest that `too_large` names in the
+            row that goes in its place. None keeps only what fits.
+        accept_published: A micro-batch that ran again and made other rows than are out, as `OutputDiffers` says: those
+            that are out count, and the query goes on.
+        patience: How long an outage of the cluster is waited for before the query stops with `SinkUnavailable`.
+
+    Raises:
+        ValueError: Of a bad option, naming it.
+    """
+    for option, topic in (("results", results), ("errors", errors)):
+        check_topic(topic, option)
+    named = commits if commits is not None else f"{results}-commits"
+    check_topic(named, "commits")
+    if results == errors:
+        raise ValueError(f"errors={errors!r}: must be another topic than results")
+    if guarantee not in GUARANTEES:
+        raise ValueError(f"guarantee={guarantee!r}: allowed are {', '.join(GUARANTEES)}")
+    columns = (key,) if isinstance(key, str) else key
+    if not isinstance(columns, list | tuple) or not all(isinstance(name, str) and name for name in columns):
+        raise ValueError(f"key={key!r}: must be a column of the results, or several")
+    if named in (results, errors):
+        raise ValueError(f"commits={named!r}: must be a topic of its own")
+    check_accepted(accept_published)
+    patience_s = duration_ms(patience, "patience", least=1000) / 1000
+    settings = servers if isinstance(servers, KafkaSettings) else KafkaSettings.from_environment(servers)
+    settings.check_files()
+    whole = check_place(overflow, "overflow") if overflow is not None else None
+    to = Publication(settings, {RESULTS: results, ERRORS: errors}, tuple(columns), "", {}, patience_s, whole)
+    return KafkaSink(to, named, guarantee, accept_published)
+
+
+class KafkaSink(Sealing):
+    """Writes both outputs to topics.
+
+    Args:
+        to: Where, of a query and topics that `open` asks for.
+        commits: See `kafka_sink`.
+        guarantee: One of `GUARANTEES`.
+        accept_published: See `kafka_sink`.
+    """
+
+    def __init__(self, to: Publication, commits: str, guarantee: str, accept_published: int | None) -> None:
+        self._to, self._commits, self._guarantee = to, commits, guarantee
         self._planned = -1
-        self._query = ""
+        results = to.topics[RESULTS]
         self._writer = TransactionalWriter(
-            self._settings,
+            to.settings,
             # the output is known by its commit topic, as its owner is: other queries may write to the same results
-            f"rewind-sink-{results}" if named == f"{results}-commits" else f"rewind-sink-{results}/{named}",
-            self._commits,
-            patience_s=patience_s,
-            overflow=self._overflow,
+            f"rewind-sink-{results}" if commits == f"{results}-commits" else f"rewind-sink-{results}/{commits}",
+            commits,
+            patience_s=to.patience_s,
+            overflow=to.overflow,
             strict=guarantee == "exactly_once",
             accept=accept_published,
         )
@@ -145,7 +173,7 @@ class KafkaSink(Sealing):
         Raises:
             ValueError: The results have no column of the key.
         """
-        check_key(empty_outputs(operator)[RESULTS], self._key)
+        check_key(empty_outputs(operator)[RESULTS], self._to.key)
 
     def resume_from(self, planned: int) -> None:
         """Take note of the newest micro-batch that the checkpoint has planned, before `open`; -1 for none."""
@@ -173,11 +201,11 @@ class KafkaSink(Sealing):
             ValueError: The commit topic is there with other settings, or a topic takes less than a row needs.
         """
         ran = self._planned >= 0
-        outputs = look(self._settings, tuple(self._topics.values()), settle_s=SETTLE_S if ran else NEW_TOPIC_S)
+        outputs = look(self._to.settings, tuple(self._to.topics.values()), settle_s=SETTLE_S if ran else NEW_TOPIC_S)
         if not ran:
-            check_purpose(self._settings, self._topics)
-        prepare(self._settings, self._commits, known=ran)
-        self._query = query
+            check_purpose(self._to.settings, self._to.topics)
+        prepare(self._to.settings, self._commits, known=ran)
+        self._to = replace(self._to, query=query)
         self._writer.open(query, outputs, planned=self._planned)
 
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
@@ -195,7 +223,7 @@ class KafkaSink(Sealing):
         found: dict[int, dict[str, Content]] = {}
         messages: list[Message] = []
         for shard, given in shards.items():
-            found[shard], made = _messages(given, shard, version, self._topics, self._key, self._query)
+            found[shard], made = _messages(given, shard, version, self._to)
             messages += made
         reports = _summaries(found, shards)
         kill_point("before_publish", version)
@@ -218,29 +246,22 @@ class KafkaSink(Sealing):
 
     def places(self) -> dict[str, str]:
         """Return the directory that is written to besides topics, by option."""
-        return {"overflow": self._overflow} if self._overflow is not None else {}
+        return {"overflow": self._to.overflow} if self._to.overflow is not None else {}
 
     def topic_places(self) -> list[tuple[str, str]]:
         """Return what is written to, as (option, URI)."""
-        named = {**self._topics, "commits": self._commits}
-        return [(option, uri) for option, topic in named.items() for uri in self._settings.places(topic)]
+        named = {**self._to.topics, "commits": self._commits}
+        return [(option, uri) for option, topic in named.items() for uri in self._to.settings.places(topic)]
 
     def describe(self) -> dict[str, object]:
         """Give the kind, the topics and the guarantee; nothing secret."""
-        return {"kind": "kafka", "guarantee": self._guarantee, **self._topics, "commits": self._commits}
+        return {"kind": "kafka", "guarantee": self._guarantee, **self._to.topics, "commits": self._commits}
 
     @property
     def publication(self) -> Publication:
         """What tasks need to produce; topics' limits as of the last look."""
-        return Publication(
-            self._settings.inlined(),  # tasks do not have its files
-            self._topics,
-            self._key,
-            self._query,
-            self._writer.limits,
-            self._patience_s,
-            self._overflow,
-        )
+        # tasks do not have the files of the settings
+        return replace(self._to, settings=self._to.settings.inlined(), limits=self._writer.limits)
 
 
 def _summaries(
@@ -268,7 +289,7 @@ def produce_frames(batches: Iterator[pa.RecordBatch], *, to: Publication, versio
     reports: list[dict[str, Any]] = []
     messages: dict[int, list[Message]] = {}
     for shard, given in shards.items():
-        content, messages[shard] = _messages(given, shard, version, to.topics, to.key, to.query)
+        content, messages[shard] = _messages(given, shard, version, to)
         metrics = merge_metrics(row["metrics"] for row in given)
         reports.append({"shard": shard, "contents": json.dumps(content), "metrics": json.dumps(metrics)})
     cut = _produce(messages, to)
@@ -306,12 +327,12 @@ def _produce(messages: Mapping[int, Sequence[Message]], to: Publication, *, agai
 
 
 def _messages(
-    rows: list[dict[str, Any]], shard: int, version: int, topics: Mapping[str, str], key: Sequence[str], query: str
+    rows: list[dict[str, Any]], shard: int, version: int, to: Publication
 ) -> tuple[dict[str, Content], list[Message]]:
     """Encode a shard's frames, in order of (kind, sequence); give number and digest of the rows per kind too."""
     digests = {kind: Digest() for kind in KINDS}
     messages: list[Message] = []
     for kind, made, table in read_frames(rows, shard, version):
-        messages += to_messages(table, kind, topics[kind], key, query)
+        messages += to_messages(table, kind, to.topics[kind], to.key, to.query)
         digests[kind].add(made)
     return {kind: digest.content for kind, digest in digests.items()}, messages
