@@ -138,7 +138,7 @@ class BatchSink(OutboxSink):
         """Clear what a crash left, and forget what was given of a history that was taken back; durable on return."""
         super().open(query)
         if self._planned is not None and (before := self._given()) is not None and before.version > self._planned:
-            self._box.files.delete([GIVEN])
+            self._outbox.delete([GIVEN])
 
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
         """Write to the outbox with one action, then call the function.
@@ -173,25 +173,21 @@ class BatchSink(OutboxSink):
 
     def _is_due(self, now: Given) -> bool:
         """Return whether the function is to be called, and note what it is given; durable on return."""
-        before = self._given()
+        before, where = self._given(), f"{self._outbox.uri}/{GIVEN}"
         if before is not None and before.version == now.version:
             for kind in KINDS:
                 known, made = getattr(before, kind), getattr(now, kind)
-                if not check_whole(kind, known, made, version=now.version, where=self._where, accept=self._accept):
+                if not check_whole(kind, known, made, version=now.version, where=where, accept=self._accept):
                     return False
         if not (now.results[0] or now.errors[0]):
             return False
         if now != before:
-            self._box.files.write(GIVEN, [msgspec.json.encode(now)])
+            self._outbox.write(GIVEN, [msgspec.json.encode(now)])
         return True
-
-    @property
-    def _where(self) -> str:
-        return f"{self._box.files.uri}/{GIVEN}"
 
     def _given(self) -> Given | None:
         return read_struct(
-            self._box.files,
+            self._outbox,
             GIVEN,
             Given,
             FORMAT,

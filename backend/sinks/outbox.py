@@ -2,7 +2,7 @@
 
 A sink that publishes from here runs one action, and may then read the rows as often as it likes without running the
 operator again. Tasks never learn where the rows go. Nothing in here outlives its publication: a micro-batch that runs
-again is written again, so `clear` at a start and `drop` behind each publication are all the care that it needs.
+again is written again, so all the care that it needs is to clear it at a start and behind each publication.
 
 Files are `<outbox>/<uuid of the run>-<version>/{results,errors}-<shard>-<rows>-<digest>-<uuid>.parquet`, as in the
 Parquet sink.
@@ -28,11 +28,11 @@ from backend.batch import Operator
 from backend.errors import StorageFailed
 from backend.sinks.parquet import REPORT_DDL, contents, summaries, write_frames
 from backend.sinks.record import Content, check_accepted
-from backend.sinks.sealing import Seal, Sealing, Writing, check_run
+from backend.sinks.sealing import Sealing, Writing, check_run
 from backend.sinks.table_rows import plain_schema
 from backend.sinks.tables import ERRORS, RESULTS, empty_outputs
 from backend.store.storage import reached
-from recovery.files import LocalFiles, make_directory, open_files
+from recovery.files import Files, LocalFiles, make_directory, open_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,83 +73,33 @@ class Written:
                 yield from pq.ParquetFile(handle, page_checksum_verification=True).iter_batches(BATCH_ROWS)
 
 
-class Outbox(Sealing):
-    """A directory on a filesystem that the driver and all executors see.
-
-    Args:
-        uri: Path or fsspec URI.
-    """
-
-    def __init__(self, uri: str) -> None:
-        self.files = open_files(uri)
-        self._run = ""
-
-    def clear(self) -> None:
-        """Remove what crashed publications left."""
-        for folder in self.files.folders():
-            self._remove(folder)
-
-    def writing(self, *, dated: bool = True) -> Writing:
-        """Give what the operator's tasks call, from here on until it is called again; `dated` as in `write_frames`."""
-        self._run = uuid.uuid4().hex
-        return Writing(partial(write_outbox, uri=self.files.uri, run=self._run, dated=dated), REPORT_DDL)
-
-    def folder(self, version: int) -> str:
-        """Make the directory for the tasks of one attempt and give its name; a run makes a version once."""
-        check_run(self._run)
-        name = folder_of(self._run, version)
-        if isinstance(self.files, LocalFiles):
-            make_directory(self.files.root / name)
-        return name
-
-    def write(self, frames: DataFrame, version: int) -> Written:
-        """Let the tasks write a micro-batch, as `writing` has it; the one action on its frames."""
-        folder = self.folder(version)
-        try:
-            rows = self.collect(frames, version)
-        except Exception:
-            self._remove(folder)
-            raise
-        return self.written(folder, rows)
-
-    def written(self, folder: str, reports: list[dict[str, Any]]) -> Written:
-        """Return what the tasks wrote: the second half of `write`. Files that no report names do not count."""
-        return Written(f"{self.files.uri}/{folder}", sorted(reports, key=lambda row: int(row["shard"])))
-
-    def drop(self, written: Written) -> None:
-        """Remove a micro-batch; one that a store keeps changes nothing of what is out."""
-        self._remove(written.uri.rpartition("/")[2])
-
-    def _remove(self, folder: str) -> None:
-        try:
-            self.files.delete_folder(folder)
-        except StorageFailed as error:
-            log.warning("%s/%s is not deleted: %s", self.files.uri, folder, error.why)
-
-
-class OutboxSink:
+class OutboxSink(Sealing):
     """What sinks share that publish what tasks wrote to the outbox.
 
     Args:
         accept_published: See `backend.kafka_sink`.
-        outbox: Where tasks write; None is beside the checkpoint.
+        outbox: Path or URI where tasks write, which the driver and all executors see; None is beside the checkpoint.
 
     Raises:
         ValueError: A bad option, by name.
     """
 
+    _dated = True
+    """Our own times of results are null in the files where Spark has no date for them."""
+
     def __init__(self, accept_published: int | None, outbox: str | None = None) -> None:
         check_accepted(accept_published)
         self._accept = accept_published
-        self._own = Outbox(outbox) if outbox is not None else None
-        self._outbox = self._own
+        self._own = open_files(outbox) if outbox is not None else None
+        self._files = self._own
+        self._run = ""
         self._planned: int | None = None
         self._empty: dict[str, pa.Table] = {}
         self._schemas: dict[str, pa.Schema] = {}
 
     def begin(self, outbox: str, operator: Operator) -> None:
         """Take note of where tasks may write and of whose results come, before `open`; makes nothing."""
-        self._outbox = self._own or Outbox(outbox)
+        self._files = self._own or open_files(outbox)
         self._empty = empty_outputs(operator)
         self._schemas = {kind: plain_schema(table.schema) for kind, table in self._empty.items()}
 
@@ -157,49 +107,67 @@ class OutboxSink:
         """Take note of the newest micro-batch that the checkpoint has planned: later ones cannot run again yet."""
         self._planned = planned
 
-    def seal_by(self, seal: Seal) -> None:
-        """Take what to call after the tasks of a micro-batch ran."""
-        self._box.seal_by(seal)
-
     def open(self, query: str) -> None:
         """Clear what a crash left."""
-        self._box.clear()
+        for folder in self._outbox.folders():
+            self._remove(folder)
 
     def writing(self) -> Writing:
         """Give what the operator's tasks call, from here on until it is called again."""
-        return self._box.writing()
+        self._run = uuid.uuid4().hex
+        return Writing(partial(write_outbox, uri=self._outbox.uri, run=self._run, dated=self._dated), REPORT_DDL)
 
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
-        """Write to the outbox with one action, then bring that out; durable on return.
+        """Let the tasks write to the outbox by one action, then bring that out; durable on return.
 
         Raises:
             OutputDiffers: The version is out with other rows; they stay.
             SinkConflict: A later version is out, or another writer is at work.
             SinkUnavailable: The output does not answer.
         """
-        return self.finish(self._box.write(frames, version), version)
+        folder = self.folder(version)
+        try:
+            reports = self.collect(frames, version)
+        except Exception:
+            self._remove(folder)
+            raise
+        return self.finish(self.written(folder, reports), version)
+
+    def folder(self, version: int) -> str:
+        """Make the directory for the tasks of one attempt and give its name; a run makes a version once."""
+        check_run(self._run)
+        name = f"{self._run}-{version}"
+        if isinstance(self._outbox, LocalFiles):
+            make_directory(self._outbox.root / name)
+        return name
+
+    def written(self, folder: str, reports: list[dict[str, Any]]) -> Written:
+        """Return what the tasks wrote. Files that no report names do not count."""
+        return Written(f"{self._outbox.uri}/{folder}", sorted(reports, key=lambda row: int(row["shard"])))
 
     def finish(self, written: Written, version: int) -> list[dict[str, Any]]:
         """Bring out what the tasks wrote: the second half of `publish`."""
         try:
             self._bring_out(written, version)
         finally:
-            self._box.drop(written)
+            self._remove(written.uri.rpartition("/")[2])
         return summaries(written.reports)
 
     def _bring_out(self, written: Written, version: int) -> None:
         raise NotImplementedError
 
+    def _remove(self, folder: str) -> None:
+        """Remove an attempt; one that a store keeps changes nothing of what is out."""
+        try:
+            self._outbox.delete_folder(folder)
+        except StorageFailed as error:
+            log.warning("%s/%s is not deleted: %s", self._outbox.uri, folder, error.why)
+
     @property
-    def _box(self) -> Outbox:
-        if self._outbox is None:
+    def _outbox(self) -> Files:
+        if self._files is None:
             raise RuntimeError("this sink is begun by Pipeline.start(sink=...)")
-        return self._outbox
-
-
-def folder_of(run: str, version: int) -> str:
-    """Name the directory of an attempt."""
-    return f"{run}-{version}"
+        return self._files
 
 
 def write_outbox(frames: pa.RecordBatch, version: int, *, uri: str, run: str, dated: bool = True) -> pa.RecordBatch:
@@ -212,7 +180,7 @@ def write_outbox(frames: pa.RecordBatch, version: int, *, uri: str, run: str, da
         run: Which run of the query it is.
         dated: As in `write_frames`.
     """
-    files, folder = open_files(uri), folder_of(run, version)
+    files, folder = open_files(uri), f"{run}-{version}"
     if isinstance(files, LocalFiles):
         place = str(files.root / folder)
         return write_frames(frames, version, attempts={RESULTS: place, ERRORS: place}, private=True, dated=dated)

@@ -22,7 +22,6 @@ from backend.batch import Operator, published_name
 from backend.errors import ManifestMismatch, RewindError, SinkConflict, SinkUnavailable
 from backend.sinks.outbox import OutboxSink, Written
 from backend.sinks.record import check_whole
-from backend.sinks.sealing import Writing
 from backend.sinks.table_rows import ROW_KEY, START, dated, newest, plain, plain_type, row_keys, withdrawn
 from backend.sinks.tables import KINDS, RESULTS
 from backend.texts import one_line
@@ -184,6 +183,8 @@ class KeyedSink(TableSink):
         ValueError: A bad option, by name.
     """
 
+    _dated = False  # keys are told apart by times as they are
+
     def __init__(
         self,
         tables: Mapping[str, KeyedTable],
@@ -230,10 +231,6 @@ class KeyedSink(TableSink):
             raise ValueError(f"key={list(self._key)}: {error}") from None
         self._schemas[RESULTS] = self._schemas[RESULTS].append(pa.field(ROW_KEY, pa.string()))
         self._check_fit()
-
-    def writing(self) -> Writing:
-        """Give what the operator's tasks call; they write times as they are: keys are told apart by those."""
-        return self._box.writing(dated=False)
 
     def _check_fit(self) -> None:
         why = self._results.unfit(self._schemas[RESULTS])

@@ -159,8 +159,8 @@ Tasks = Callable[[Any, int, Frames], tuple[Any, ...]]
 
 def to_outbox(sink: Any, version: int, frames: Frames) -> tuple[Any, ...]:
     """Write as tasks of most sinks do."""
-    write, folder = sink.writing().write, sink._outbox.folder(version)
-    return sink._outbox.written(folder, reported(write, version, frames)), version
+    write, folder = sink.writing().write, sink.folder(version)
+    return sink.written(folder, reported(write, version, frames)), version
 
 
 def to_attempts(sink: Any, version: int, frames: Frames) -> tuple[Any, ...]:

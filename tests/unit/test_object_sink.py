@@ -17,7 +17,7 @@ from fsspec.registry import _registry
 from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, StorageFailed, UnknownFormat
 from backend.sinks import parquet_sink
 from backend.sinks.objects import Newest, ObjectOutput
-from backend.sinks.outbox import Outbox, Written
+from backend.sinks.outbox import OutboxSink, Written
 from backend.sinks.parquet import ParquetSink
 from backend.sinks.table_sink import Record
 from backend.sources.archive_index import Archive, Gap, read_index_file
@@ -231,12 +231,12 @@ def test_a_store_that_only_begins_a_copy_is_not_asked_for_one(monkeypatch: pytes
                     self.pipe_file(target, self.cat_file(source))
 
     monkeypatch.setitem(_registry, "abfs", Azure)
-    output, outbox = ObjectOutput("abfs://c/windows"), Outbox("abfs://c/outbox")
+    output, sink = ObjectOutput("abfs://c/windows"), OutboxSink(None, "abfs://c/outbox")
     output.open(pa.schema([]), "q/results")
-    outbox.files.write("run-0/results-0-1-ff.parquet", [b"rows"])
+    sink._outbox.write("run-0/results-0-1-ff.parquet", [b"rows"])
     written = Written("abfs://c/outbox/run-0", [{"shard": 0, "results_file": "results-0-1-ff.parquet"}])
     output.append(written.paths("results"), iter(()), Record(0, 1, "ff"))
-    outbox.drop(written)
+    sink._remove("run-0")
     Azure().end_copies()
     assert Azure().cat_file("/c/windows/batch=0/results-0-1-ff.parquet") == b"rows"
     Azure().makedirs("/c/archive")
@@ -251,11 +251,12 @@ def test_what_a_store_does_not_let_go_of_changes_nothing_of_what_is_out(
     def refuse(*_: object) -> None:
         raise StorageFailed("the storage refuses", where="there", why="no right to delete", command="give it")
 
-    outbox = Outbox(str(tmp_path))
+    sink = OutboxSink(None, str(tmp_path))
     (tmp_path / "run-0").mkdir()
     monkeypatch.setattr(LocalFiles, "delete_folder", refuse)
-    outbox.drop(Written(f"{tmp_path}/run-0", []))
-    outbox.clear()
+    sink._bring_out = lambda *_: None  # type: ignore[method-assign]
+    sink.finish(Written(f"{tmp_path}/run-0", []), 0)
+    sink.open("q")
     assert caplog.text.count("run-0 is not deleted: no right to delete") == 2
 
 

@@ -29,11 +29,11 @@ from backend.sinks.directory import VersionedDirectory
 from backend.sinks.foreach import ForeachSink
 from backend.sinks.kafka.sink import Publication, _messages
 from backend.sinks.objects import object_files
-from backend.sinks.outbox import Outbox
 from backend.sinks.parquet import ParquetSink
 from backend.sinks.tables import pack, readable, unpack
 from backend.windows.definitions import tumbling
 from backend.windows.spec import window_spec
+from recovery.files import LocalFiles
 from tests.support.collecting import CollectSink
 from tests.support.sink_story import Player, Story, check_seen, operator, to_attempts
 from tests.unit.test_table_sinks import over
@@ -156,9 +156,9 @@ def test_a_window_that_spark_has_no_date_for_does_not_spoil_the_file(sink: Parqu
     outboxes: list[Any] = [foreach_batch(lambda results, errors, version: None), object_files("s3://b/r", "s3://b/e")]
     for number, outbox in enumerate(outboxes):
         outbox.begin(str(tmp_path / "outbox"), operator())
-        outbox._outbox = Outbox(str(tmp_path / f"outbox {number}"))
+        outbox._files = LocalFiles(tmp_path / f"outbox {number}")
         write = outbox.writing().write
-        folder = outbox._outbox.folder(0)
+        folder = outbox.folder(0)
         write(batch_of(frame(0, 0, res=with_starts(*starts))), 0)
         files += (tmp_path / f"outbox {number}" / folder).iterdir()
     assert len(files) == 3
