@@ -37,7 +37,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, unknown_format
 from backend.store.staging import sync
 from backend.store.storage import storage
 from recovery.files import LocalFiles, read_struct
@@ -134,7 +134,8 @@ class VersionedDirectory:
         else:
             private.mkdir(parents=True, exist_ok=True)
             part = private / f"owner.{uuid.uuid4().hex}"
-            _write_synced(part, msgspec.json.encode({"format": FORMAT, "query": query, "holds": self.holds}))
+            part.write_bytes(msgspec.json.encode({"format": FORMAT, "query": query, "holds": self.holds}))
+            sync(part)
             part.replace(owner)
             sync(private)
         self._put_back(private)
@@ -202,12 +203,8 @@ class VersionedDirectory:
                 f'{{"format": {FORMAT}, "query": "{query}"}}',
             ) from error
         if found.get("format") != FORMAT:
-            raise UnknownFormat(
-                "the output directory has an unknown format",
-                where=str(owner),
-                why=f"format {found.get('format')!r}, this release reads {FORMAT}",
-                command="install the release that wrote it",
-            )
+            written = f"format {found.get('format')!r}"
+            raise unknown_format("the output directory has an unknown format", written, FORMAT, str(owner))
         return found
 
     def parts(self) -> tuple[list[Path], list[str]]:
@@ -308,10 +305,3 @@ def _renameat2() -> Any:
         return ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):  # not Linux, or a libc before glibc 2.28
         return None
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
