@@ -29,7 +29,7 @@ import pyarrow.dataset as ds
 
 from backend import count, delta_sink, foreach_batch, iceberg_sink, kafka_sink, parquet_sink, sql_sink, sum_, tumbling
 from backend.sinks.sealing import Writing
-from backend.sinks.tables import pack
+from backend.spark.pack.frames import to_ipc
 from backend.spark.shard_task import OUTPUT, OUTPUT_SCHEMA
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
@@ -63,7 +63,7 @@ def made(batches: Iterator[pa.RecordBatch], version: int, rows: int) -> Iterator
             "total": at * 0.5,
         }
         table = pa.table({name: columns.get(name, pa.nulls(len(at))) for name in schema.names}).cast(schema)
-        frame = {"shard": shard, "version": version, "results": pack(table), "metrics": "{}"}
+        frame = {"shard": shard, "version": version, "results": to_ipc(table), "metrics": "{}"}
         yield pa.RecordBatch.from_pylist([frame], schema=OUTPUT)
 
 

@@ -24,10 +24,10 @@ import msgspec
 import pyarrow as pa
 
 from backend.boundary import check_function, user_code
+from backend.chunks import contains
 from backend.sinks.outbox import OutboxSink, Written
 from backend.sinks.record import check_whole
 from backend.sinks.sealing import Sealing
-from backend.sinks.table_rows import leaves
 from backend.sinks.tables import (
     ERRORS,
     KINDS,
@@ -79,10 +79,11 @@ class ForeachSink(Sealing):
         tables: dict[str, list[pa.Table]] = {RESULTS: [], ERRORS: []}
         summaries = []
         for shard, given in by_shard(rows, version).items():
-            counts = {RESULTS: 0, ERRORS: 0}
-            for kind, _, table in read_frames(given, shard, version):
-                tables[kind].append(table)
-                counts[kind] += table.num_rows
+            counts = {}
+            for kind in KINDS:
+                shown = [table for _, table in read_frames(given, kind, shard, version)]
+                tables[kind] += shown
+                counts[kind] = sum(table.num_rows for table in shown)
             metrics = merge_metrics(row["metrics"] for row in given)
             summaries.append(summary(shard, counts[RESULTS], counts[ERRORS], metrics))
         if any(part.num_rows for parts in tables.values() for part in parts):
@@ -129,7 +130,7 @@ class BatchSink(OutboxSink):
         super().begin(outbox, operator)
         for table in self._empty.values():
             for field in table.schema:
-                if any(map(_is_unread, leaves(field.type))):
+                if contains(field.type, _is_unread):
                     raise ValueError(
                         f"foreach_batch: column {field.name!r}: Spark reads no {field.type} from files; cast it"
                     )

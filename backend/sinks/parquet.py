@@ -13,7 +13,6 @@ starts it takes: they are noted (`VersionedDirectory.is_stale`).
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import uuid
@@ -39,6 +38,7 @@ from backend.sinks.tables import (
     read_frames,
     summary,
 )
+from backend.store.staging import sync
 from backend.store.storage import storage
 from recovery.killpoints import kill_point
 
@@ -162,41 +162,6 @@ def summaries(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-class _ShardWriter:
-    """The files of one shard in one attempt, open until `close`."""
-
-    def __init__(self, shard: int, version: int, attempts: dict[str, str], *, private: bool) -> None:
-        self.shard, self.version, self.attempts, self._private = shard, version, attempts, private
-        self.digests = {kind: Digest() for kind in KINDS}
-        self._open: dict[str, tuple[Path, pq.ParquetWriter]] = {}
-
-    def add(self, kind: str, made: pa.Table, table: pa.Table) -> None:
-        if made.num_rows == 0:
-            return
-        self.digests[kind].add(made)
-        if kind not in self._open:
-            path = Path(self.attempts[kind], f"{uuid.uuid4().hex}.part")
-            if self._private:
-                path.touch(0o600, exist_ok=False)
-            self._open[kind] = path, pq.ParquetWriter(path, table.schema, compression="zstd", write_page_checksum=True)
-        self._open[kind][1].write_table(table)
-
-    def close(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        report: dict[str, Any] = {"shard": self.shard, "version": self.version}
-        for kind in KINDS:
-            name, length = None, 0
-            rows, digest = self.digests[kind].content
-            if kind in self._open:
-                path, writer = self._open[kind]
-                writer.close()
-                path = path.rename(path.with_name(f"{kind}-{self.shard:05d}-{rows}-{digest}-{path.stem}.parquet"))
-                with path.open("rb") as handle:
-                    os.fsync(handle.fileno())
-                name, length = path.name, path.stat().st_size
-            report |= {f"{kind}_file": name, f"{kind}_rows": rows, f"{kind}_bytes": length}
-        return report | {"metrics": json.dumps(metrics)}
-
-
 def contents(names: Iterable[str]) -> dict[int, Content] | None:
     """Return what files of one output hold by shard, out of their names; None where release 0.1 named one of them.
 
@@ -228,12 +193,36 @@ def write_frames(
     """
     rows = frames.to_pylist()
     [(shard, given)] = by_shard(rows, version).items()
-    writer = _ShardWriter(shard, version, attempts, private=private)
+    report: dict[str, Any] = {"shard": shard, "version": version}
     with storage(attempts[RESULTS]):
-        for kind, made, table in read_frames(given, shard, version, dated=dated):
-            writer.add(kind, made, table)
-        report = writer.close(merge_metrics(row["metrics"] for row in given))
-        return pa.RecordBatch.from_pylist([report], schema=_REPORT)
+        for kind in KINDS:
+            tables = read_frames(given, kind, shard, version, dated=dated)
+            report |= _write_output(kind, tables, shard, Path(attempts[kind]), private=private)
+    report["metrics"] = json.dumps(merge_metrics(row["metrics"] for row in given))
+    return pa.RecordBatch.from_pylist([report], schema=_REPORT)
+
+
+def _write_output(
+    kind: str, tables: Iterable[tuple[pa.Table, pa.Table]], shard: int, attempt: Path, *, private: bool
+) -> dict[str, Any]:
+    """Write a shard's rows of one output, synced; give what a report says of it."""
+    digest, path = Digest(), attempt / f"{uuid.uuid4().hex}.part"
+    name, length = None, 0
+    writer: pq.ParquetWriter | None = None
+    for made, table in tables:
+        digest.add(made)
+        if writer is None:
+            if private:
+                path.touch(0o600, exist_ok=False)
+            writer = pq.ParquetWriter(path, table.schema, compression="zstd", write_page_checksum=True)
+        writer.write_table(table)
+    rows, checksum = digest.content
+    if writer is not None:
+        writer.close()
+        path = path.rename(path.with_name(f"{kind}-{shard:05d}-{rows}-{checksum}-{path.stem}.parquet"))
+        sync(path)
+        name, length = path.name, path.stat().st_size
+    return {f"{kind}_file": name, f"{kind}_rows": rows, f"{kind}_bytes": length}
 
 
 def _local(path: str | Path, option: str) -> Path:

@@ -28,7 +28,7 @@ log = logging.getLogger("rewind.sink")
 
 Content = tuple[int, str]
 """Number and digest of the rows of a shard in one output."""
-Contents = Mapping[str, Mapping[int, Content]]
+Contents = dict[str, dict[int, Content]]
 """`RESULTS` or `ERRORS` -> shard -> content, for the shards that have rows there."""
 
 SHOWN = 3
@@ -70,7 +70,7 @@ class Digest:
         return self.rows, self._hash.hexdigest()
 
 
-def gathered(shards: Mapping[int, Mapping[str, Content]]) -> dict[str, dict[int, Content]]:
+def gathered(shards: Mapping[int, Mapping[str, Content]]) -> Contents:
     """Return the contents of a micro-batch, given each shard's by output; what has no rows is left out."""
     return {
         kind: {shard: content[kind] for shard, content in sorted(shards.items()) if content[kind][0]} for kind in KINDS

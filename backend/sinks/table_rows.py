@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from backend.batch import RESULT_FIELDS
-from backend.chunks import is_rebuilt, rebuilt
+from backend.chunks import contains, is_rebuilt, rebuilt
 from backend.keys import encode_columns
 
 ROW_KEY = "row_key"
@@ -84,7 +84,7 @@ def unfit(schema: pa.Schema, *, times: bool, cases: bool, within: bool = False) 
         within: Where it does not, it does not for fields within a column either.
     """
     for field in schema:
-        if any(_unfit(kind, times) for kind in leaves(field.type)):
+        if contains(field.type, lambda kind: _unfit(kind, times)):
             return f"column {field.name!r}: {field.type} is no type that the table can have; cast it"
     for names in [] if cases else [schema.names, *(_structs(schema) if within else [])]:
         last = {name.lower(): name for name in names}
@@ -97,12 +97,6 @@ def unfit(schema: pa.Schema, *, times: bool, cases: bool, within: bool = False) 
 def _unfit(kind: pa.DataType, times: bool) -> bool:
     types = pa.types
     return types.is_duration(kind) or types.is_decimal256(kind) or (types.is_time(kind) and not times)
-
-
-def leaves(kind: pa.DataType) -> list[pa.DataType]:
-    """Return what a type is made of."""
-    children = [kind.field(at).type for at in range(kind.num_fields)]
-    return [leaf for child in children for leaf in leaves(child)] if children else [kind]
 
 
 def _structs(fields: Iterable[pa.Field]) -> list[list[str]]:
@@ -155,7 +149,7 @@ def dated(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 def dated_within(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return a column of dates, or of what has some within, null where one is outside of the years 1 to 9999."""
     if is_rebuilt(kind):
-        return rebuilt(column, kind, dated_within) if any(map(pa.types.is_date, leaves(kind))) else column
+        return rebuilt(column, kind, dated_within) if contains(kind, pa.types.is_date) else column
     return dated(column) if pa.types.is_date(kind) else column
 
 

@@ -55,18 +55,8 @@ def warm_up() -> None:
     readable(pa.table({"window_start": pa.array([0])}), RESULTS, 0, 0, 0)
 
 
-def pack(table: pa.Table) -> bytes | None:
-    """Pack a table as an Arrow IPC stream, None when it has no rows; the inverse of `unpack`."""
-    if table.num_rows == 0:
-        return None
-    buffer = pa.BufferOutputStream()
-    with pa.ipc.new_stream(buffer, table.schema) as stream:
-        stream.write_table(table)
-    return bytes(buffer.getvalue())
-
-
 def unpack(data: bytes) -> pa.Table:
-    """Read an Arrow IPC stream."""
+    """Read an Arrow IPC stream, as tasks pack a table with rows."""
     with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
         return stream.read_all()
 
@@ -101,26 +91,26 @@ def readable(table: pa.Table, kind: str, version: int, shard: int, first: int) -
 
 
 def read_frames(
-    rows: Sequence[Mapping[str, Any]], shard: int, version: int, *, dated: bool = False
-) -> Iterator[tuple[str, pa.Table, pa.Table]]:
-    """Unpack a shard's frames: kind, rows as the operator made them, rows as readers get them.
+    rows: Sequence[Mapping[str, Any]], kind: str, shard: int, version: int, *, dated: bool = False
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Unpack a shard's frames of one output: rows as the operator made them, rows as readers get them.
 
     Args:
         rows: As `backend.sinks` says, in the order in which the shard's task made them.
+        kind: `RESULTS` or `ERRORS`.
         shard: The shard.
         version: The micro-batch that is published.
         dated: Our own times of results are null where Spark has no date for them.
     """
-    sequences: Counter[tuple[str, int]] = Counter()
-    for kind in KINDS:
-        for row in rows:
-            if row[kind] is None:
-                continue
-            made, queued_in = unpack(row[kind]), row.get("queued_in")
-            came_in = version if queued_in is None else queued_in
-            shown = _within_spark(made) if dated and kind == RESULTS else made
-            yield kind, made, readable(shown, kind, came_in, shard, sequences[kind, came_in])
-            sequences[kind, came_in] += made.num_rows
+    sequences: Counter[int] = Counter()
+    for row in rows:
+        if row[kind] is None:
+            continue
+        made, queued_in = unpack(row[kind]), row.get("queued_in")
+        came_in = version if queued_in is None else queued_in
+        shown = _within_spark(made) if dated and kind == RESULTS else made
+        yield made, readable(shown, kind, came_in, shard, sequences[came_in])
+        sequences[came_in] += made.num_rows
 
 
 def _within_dates(errors: pa.Table) -> pa.Table:

@@ -30,7 +30,6 @@ from backend import kafka_sink
 from backend.errors import AccessRefused
 from backend.kafka_client.settings import MECHANISMS
 from backend.sinks.kafka.sink import Publication, produce_frames
-from backend.sinks.tables import pack
 from backend.sources.kafka import kafka
 from backend.sources.kafka_fetch import fetch
 from backend.sources.kafka_watch import check_end
@@ -43,6 +42,7 @@ from recovery.testing.events import Topics
 from tests.contracts.changelog import as_dict, changes, commit, record
 from tests.kafka.test_kafka_sink import frame, read, results
 from tests.kafka.test_kafka_stream import MINUTE, events, windows_of
+from tests.support.packed import pack
 from tests.support.parsed import replayed
 from tests.support.waiting import until
 from tests.unit.test_kafka_delivery import FRAMES

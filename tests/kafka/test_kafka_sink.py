@@ -23,9 +23,9 @@ from backend.sinks.kafka import commits as kafka_commits
 from backend.sinks.kafka import topics as kafka_topics_of_sinks
 from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.kafka.sink import produce_frames
-from backend.sinks.tables import pack
 from recovery.killpoints import order
 from tests.spark.test_sinks_in_spark import frames as spark_frames
+from tests.support.packed import pack
 
 pytestmark = [pytest.mark.kafka, pytest.mark.gentle]
 

@@ -16,8 +16,8 @@ from backend import kafka_sink
 from backend.batch import ERROR_SCHEMA
 from backend.kafka_client.writer import cause_of
 from backend.sinks.kafka.delivery import Delivery
-from backend.sinks.tables import pack
 from tests.kafka.test_kafka_sink import frame, produced, read
+from tests.support.packed import pack
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.gentle]

@@ -11,8 +11,8 @@ import pytest
 from backend.process import ProcessOperator
 from backend.sinks import foreach_batch
 from backend.sinks.parquet import ParquetSink
-from backend.sinks.tables import pack
 from tests.support.collecting import CollectSink
+from tests.support.packed import pack
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 

@@ -24,10 +24,10 @@ from backend.errors import OutputDiffers
 from backend.sinks import foreach, parquet, table_sink
 from backend.sinks.kafka import sink as kafka_sink
 from backend.sinks.kafka import writer as kafka_writer
-from backend.sinks.tables import pack
 from backend.windows.definitions import tumbling
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
+from tests.support.packed import pack
 
 MINUTE_MS, START_MS = 60_000, 1_700_000_040_000
 KEYS = ("JFK", "", None, "a'; DROP TABLE windows; --", 'q"`\\', "nul\x00byte", "LGA")

@@ -14,7 +14,7 @@ from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
 from backend.sinks.kafka.delivery import Delivery
 from backend.sinks.kafka.sink import Publication, produce_frames
-from backend.sinks.tables import pack
+from tests.support.packed import pack
 
 NOBODY = KafkaSettings("127.0.0.1:1")
 FRAMES = pa.schema(
@@ -90,4 +90,5 @@ def test_a_tasks_report_is_what_the_driver_reads(monkeypatch):
     to = Publication(NOBODY, {"results": "r", "errors": "e"}, (), "q", {"r": 5000, "e": 5000}, 1.0)
     (report,) = produce_frames(iter([pa.RecordBatch.from_pylist(rows, schema=FRAMES)]), to=to, version=3)
     (row,) = report.to_pylist()
-    assert (row["shard"], json.loads(row["metrics"]), json.loads(row["cut"])) == (0, {"rows": 2}, [1, ["3-0-0 for r"]])
+    found = json.loads(row["report"])
+    assert (found["shard"], found["metrics"], found["cut"]) == (0, {"rows": 2}, [1, ["3-0-0 for r"]])

@@ -24,7 +24,6 @@ from backend.sinks.kafka import topics as sink_topics
 from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.kafka.commits import Published, decode, encode
 from backend.sinks.kafka.rows import Message, check_key, to_messages
-from backend.sinks.kafka.topics import Output
 from backend.sinks.sql import _values
 from backend.sinks.tables import ERRORS, RESULTS, readable
 
@@ -244,7 +243,7 @@ def test_an_output_that_was_made_again_is_seen_between_the_last_row_and_the_comm
     monkeypatch.setattr(kafka_writer, "admin_client", lambda _: None)
     monkeypatch.setattr(kafka_writer, "asked_identities", asking(log, ids))
     writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits", strict=strict)
-    writer.open("q", {name: Output(number, 10_000) for name, number in ids.items()})
+    writer.open("q", dict(ids), dict.fromkeys(ids, 10_000))
     writer.publish(0, [Message("r", b"", b"{}")], {})
     assert log[-5:] == ["send", "ask", "finish", "answer", "commit_transaction"]
     ids["e"] = "three"
@@ -278,7 +277,7 @@ def test_an_output_that_was_made_again_while_rows_were_on_their_way_for_long_is_
     monkeypatch.setattr(kafka_writer, "time", SimpleNamespace(monotonic=lambda: now[0]))
     writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits")
     with pytest.raises(SinkConflict, match="an output topic was deleted and made again; where: h:1/r;"):
-        writer.open("q", {"r": Output("one", 10_000)})
+        writer.open("q", {"r": "one"}, {"r": 10_000})
     assert log[-7:] == ["send", "ask", "finish", "ask", "answer", "abort_transaction", "drop"]
 
 
@@ -317,7 +316,7 @@ def test_a_topic_that_a_broker_does_not_know_for_a_moment_is_written_to_again(mo
     monkeypatch.setattr(kafka_writer, "asked_identities", asking(log, ids))
     monkeypatch.setattr(kafka_writer, "RETRY_S", 0.0)
     writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits")
-    writer.open("q", {"r": Output("one", 10_000)})
+    writer.open("q", {"r": "one"}, {"r": 10_000})
     log.clear()
     failures.append(UNKNOWN)
     if there is False:
@@ -339,7 +338,7 @@ def test_a_task_that_does_not_find_a_topic_asks_for_it(monkeypatch, there):
     monkeypatch.setattr(kafka_sinks, "Delivery", lambda *_: Unknown([]))
     sink = kafka_sink("r", "e", servers="h:1", guarantee="at_least_once")
     with pytest.raises(TopicMissing if there is False else SinkUnavailable):
-        kafka_sinks._produce({0: [Message("r", b"", b"{}")]}, sink.publication)
+        kafka_sinks._produce([(kafka_sinks.Report(0, {}, {}), [Message("r", b"", b"{}")])], sink.publication)
 
 
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin", "+01:00"])

@@ -15,7 +15,6 @@ from backend.errors import ManifestMismatch, SinkConflict, StateCorrupted, Unkno
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.kafka import sink as kafka
 from backend.sinks.kafka import writer as kafka_writer
-from backend.sinks.kafka.topics import Output
 from backend.sinks.parquet import ParquetSink
 from backend.spark.start import _open_sink
 from recovery.cli import app
@@ -277,7 +276,9 @@ def topics_of_others(
         commits: Its commit topic.
     """
     written: list[str] = []
-    monkeypatch.setattr(kafka, "look", lambda _, topics, **__: {name: Output(name, 2**20) for name in topics})
+    monkeypatch.setattr(
+        kafka, "look", lambda _, topics, **__: ({name: name for name in topics}, dict.fromkeys(topics, 2**20))
+    )
     monkeypatch.setattr(kafka, "check_purpose", purpose)
     monkeypatch.setattr(kafka, "prepare", lambda _, topic, **__: written.append(topic))
     monkeypatch.setattr(kafka_writer, "was_cut", lambda *_: False)

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pandas as pd
 import pyarrow as pa
@@ -442,7 +441,7 @@ def test_a_disk_that_refuses_the_sinks_files_is_named(writing, tmp_path, monkeyp
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("backend.sinks.parquet.os", SimpleNamespace(fsync=full))
+    monkeypatch.setattr("backend.sinks.parquet.sync", full)
     with pytest.raises(CrossedError) as caught:
         list(wrapper.handleInputRows((12,), packed([0], 1_000, malformed={0}), Now(1_000)))
     assert "[rewind:StorageFailed]" in str(caught.value)

@@ -42,7 +42,7 @@ from backend.errors import (
 )
 from backend.rocks import RocksStore
 from backend.sinks.sealing import unsealed
-from backend.sinks.tables import ERRORS, RESULTS, pack, read_frames
+from backend.sinks.tables import ERRORS, RESULTS, read_frames
 from backend.sources.spark_offsets import positions_in
 from backend.spark import queueing
 from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain
@@ -76,6 +76,7 @@ from recovery.supervise.beside import ASKED_FOR, MAX_REFUSED, MAX_TRIES, RETRY_S
 from recovery.supervise.housekeeping import Housekeeping
 from recovery.supervise.patience import MAX_RESTORES
 from tests.support.counting import CountingOperator
+from tests.support.packed import pack
 from tests.unit.test_combining import assembled, rows, spec
 
 KEY = (pa.field("key", pa.string()),)
@@ -747,7 +748,7 @@ def test_rows_keep_the_version_that_they_were_queued_in_and_count_anew_in_each()
     frames = [
         {RESULTS: pack(pa.table({"x": range(rows)})), ERRORS: None, "queued_in": queued_in} for queued_in, rows in parts
     ]
-    ids = [name for _, _, table in read_frames(frames, 2, 9) for name in table["id"].to_pylist()]
+    ids = [name for _, table in read_frames(frames, RESULTS, 2, 9) for name in table["id"].to_pylist()]
     assert ids == ["9-2-0", "7-2-0", "7-2-1", "7-2-2", "8-2-0", "9-2-1"]
 
 

@@ -27,14 +27,15 @@ from backend.sinks import directory as directory_module
 from backend.sinks import foreach_batch
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.foreach import ForeachSink
-from backend.sinks.kafka.sink import Publication, _messages
+from backend.sinks.kafka.sink import Publication, _encoded
 from backend.sinks.objects import object_files
 from backend.sinks.parquet import ParquetSink
-from backend.sinks.tables import pack, readable, unpack
+from backend.sinks.tables import readable, unpack
 from backend.windows.definitions import tumbling
 from backend.windows.spec import window_spec
 from recovery.files import LocalFiles
 from tests.support.collecting import CollectSink
+from tests.support.packed import pack
 from tests.support.sink_story import Player, Story, check_seen, operator, to_attempts
 from tests.unit.test_table_sinks import over
 
@@ -110,7 +111,7 @@ def test_rows_of_a_queue_keep_the_micro_batch_that_they_were_queued_in(sink: Par
     assert [(row["version"], row["id"], row["flights"]) for row in taken] == wanted
 
     to = Publication(KafkaSettings("h:1"), {"results": "r", "errors": "e"}, (), "q", {}, 1.0)
-    _, messages = _messages(frames, 3, 9, to)
+    [(_, messages)] = _encoded(frames, 9, to)
     found = [json.loads(message.value) for message in messages]
     assert [(row["version"], row["id"], row["flights"]) for row in found] == wanted
 

@@ -21,11 +21,11 @@ from backend.batch import EDGES, ERROR_SCHEMA
 from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable
 from backend.process import ProcessOperator
 from backend.sinks import delta_sink, iceberg_sink, sql, sql_sink, table_rows
-from backend.sinks.tables import pack
 from backend.windows.definitions import Window, hopping, session, sliding, tumbling
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
 from recovery.commit.outputs import check_outputs, text_of, write_outputs
+from tests.support.packed import pack
 from tests.support.sink_story import (
     FIELDS,
     MINUTE_MS,

@@ -18,13 +18,13 @@ whole to `overflow` where that is given.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from backend.boundary import crossing
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from backend.batch import Operator
 
 GUARANTEES = ("exactly_once", "at_least_once")
-_REPORT_DDL = "shard int, contents string, metrics string, cut string"
+_REPORT_DDL = "report string"
 _REPORT = report_schema(_REPORT_DDL)
 
 
@@ -85,6 +85,26 @@ class Publication:
     limits: Mapping[str, int]
     patience_s: float
     overflow: str | None = None
+
+
+class Report(msgspec.Struct):
+    """What a shard has in a micro-batch; from a task that produced it, as JSON.
+
+    Attributes:
+        shard: The shard.
+        contents: Number and digest of its rows, by output.
+        metrics: As `Sink.publish` returns them.
+        cut: Which of its rows a task cut.
+    """
+
+    shard: int
+    contents: dict[str, Content]
+    metrics: dict[str, Any]
+    cut: Cut = (0, [])
+
+
+Encoded = list[tuple[Report, list[Message]]]
+"""The shards of a micro-batch, with their messages."""
 
 
 def kafka_sink(
@@ -201,12 +221,13 @@ class KafkaSink(Sealing):
             ValueError: The commit topic is there with other settings, or a topic takes less than a row needs.
         """
         ran = self._planned >= 0
-        outputs = look(self._to.settings, tuple(self._to.topics.values()), settle_s=SETTLE_S if ran else NEW_TOPIC_S)
+        names = tuple(self._to.topics.values())
+        topics, limits = look(self._to.settings, names, settle_s=SETTLE_S if ran else NEW_TOPIC_S)
         if not ran:
             check_purpose(self._to.settings, self._to.topics)
         prepare(self._to.settings, self._commits, known=ran)
         self._to = replace(self._to, query=query)
-        self._writer.open(query, outputs, planned=self._planned)
+        self._writer.open(query, topics, limits, planned=self._planned)
 
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
         """Publish a micro-batch with one action; acknowledged by all in-sync replicas on return."""
@@ -214,31 +235,32 @@ class KafkaSink(Sealing):
             return self.finish(self.collect(frames, version), version)
         self._writer.check(version)
         produce = partial(produce_frames, to=self.publication, version=version)
-        rows = [row.asDict() for row in frames.mapInArrow(crossing(produce), _REPORT_DDL).collect()]
-        return self.note(rows, version)
+        return self.note(frames.mapInArrow(crossing(produce), _REPORT_DDL).collect(), version)
 
     def finish(self, rows: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
         """Bring out collected frames in one transaction: the second half of `publish`."""
-        shards = by_shard(rows, version)
-        found: dict[int, dict[str, Content]] = {}
-        messages: list[Message] = []
-        for shard, given in shards.items():
-            found[shard], made = _messages(given, shard, version, self._to)
-            messages += made
-        reports = _summaries(found, shards)
+        encoded = _encoded(rows, version, self._to)
         kill_point("before_publish", version)
-        self._writer.publish(version, messages, gathered(found))
-        kill_point("after_publish", version)
-        return reports
+        messages = [message for _, made in encoded for message in made]
+        return self._write(version, [report for report, _ in encoded], messages)
 
-    def note(self, rows: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
+    def note(self, rows: Sequence[Any], version: int) -> list[dict[str, Any]]:
         """Take the reports of tasks that produced: the second half of `publish`, at least once."""
-        tell(version, [json.loads(row["cut"]) for row in rows])
-        found = {row["shard"]: {k: (c[0], c[1]) for k, c in json.loads(row["contents"]).items()} for row in rows}
-        count = sum(content[0] for one in found.values() for content in one.values())
-        self._writer.publish(version, (), gathered(found), produced=count)
+        reports = [msgspec.json.decode(row["report"], type=Report) for row in rows]
+        tell(version, [report.cut for report in reports])
+        count = sum(content[0] for report in reports for content in report.contents.values())
+        return self._write(version, reports, (), produced=count)
+
+    def _write(
+        self, version: int, reports: list[Report], messages: Sequence[Message], produced: int | None = None
+    ) -> list[dict[str, Any]]:
+        contents = {report.shard: report.contents for report in reports}
+        self._writer.publish(version, messages, gathered(contents), produced=produced)
         kill_point("after_publish", version)
-        return _summaries(found, {row["shard"]: [row] for row in rows})
+        return [
+            summary(report.shard, report.contents[RESULTS][0], report.contents[ERRORS][0], report.metrics)
+            for report in sorted(reports, key=lambda report: report.shard)
+        ]
 
     def close(self) -> None:
         """Let the clients go; the next publication takes the output over again."""
@@ -264,16 +286,6 @@ class KafkaSink(Sealing):
         return replace(self._to, settings=self._to.settings.inlined(), limits=self._writer.limits)
 
 
-def _summaries(
-    found: Mapping[int, Mapping[str, Content]], rows: Mapping[int, list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
-    """Return what `Sink.publish` returns, given each shard's contents, and rows with its metrics."""
-    return [
-        summary(shard, content[RESULTS][0], content[ERRORS][0], merge_metrics(row["metrics"] for row in rows[shard]))
-        for shard, content in sorted(found.items())
-    ]
-
-
 def produce_frames(batches: Iterator[pa.RecordBatch], *, to: Publication, version: int) -> Iterator[pa.RecordBatch]:
     """Produce a task's frames, at least once; gives one report row per shard. Runs in a task.
 
@@ -282,38 +294,29 @@ def produce_frames(batches: Iterator[pa.RecordBatch], *, to: Publication, versio
         TopicMissing: A topic does not exist any more.
     """
     warm_up()
-    rows = [row for batch in batches for row in batch.to_pylist()]
-    shards = by_shard(rows, version)
-    if not shards:
+    encoded = _encoded([row for batch in batches for row in batch.to_pylist()], version, to)
+    if not encoded:
         return
-    reports: list[dict[str, Any]] = []
-    messages: dict[int, list[Message]] = {}
-    for shard, given in shards.items():
-        content, messages[shard] = _messages(given, shard, version, to)
-        metrics = merge_metrics(row["metrics"] for row in given)
-        reports.append({"shard": shard, "contents": json.dumps(content), "metrics": json.dumps(metrics)})
-    cut = _produce(messages, to)
-    for report in reports:
-        report["cut"] = json.dumps(cut[report["shard"]])
+    _produce(encoded, to)
+    reports = [{"report": msgspec.json.encode(report).decode()} for report, _ in encoded]
     yield pa.RecordBatch.from_pylist(reports, schema=_REPORT)
 
 
-def _produce(messages: Mapping[int, Sequence[Message]], to: Publication, *, again: bool = True) -> dict[int, Cut]:
-    """Produce messages by shard; gives which were cut. Once more where a topic takes less than it did."""
+def _produce(encoded: Encoded, to: Publication, *, again: bool = True) -> None:
+    """Produce messages, and note in the reports which were cut. Once more where a topic takes less than it did."""
     from confluent_kafka import KafkaException
 
     delivery = None
     try:
         delivery = Delivery(to.settings, to.limits, to.patience_s, {"message.timeout.ms": 0})  # they never expire
-        cut = {}
-        for shard, made in messages.items():
+        for report, messages in encoded:
             fitting = Fitting(to.limits, to.overflow)
-            for message in made:
+            for message in messages:
                 fitted = fitting.fit(message)
                 delivery.send(fitted.topic, fitted.value, fitted.key)
-            cut[shard] = fitting.cut
+            report.cut = fitting.cut
         delivery.finish()
-        return cut
+        return
     except KafkaException as error:
         if not again or not may_be_too_large(error.args[0]):
             topics = tuple(to.topics.values())
@@ -321,18 +324,22 @@ def _produce(messages: Mapping[int, Sequence[Message]], to: Publication, *, agai
     finally:
         if delivery is not None:
             delivery.drop()
-    looked = look(to.settings, tuple(to.topics.values()), settle_s=SETTLE_S)
-    limits = {name: output.limit for name, output in looked.items()}
-    return _produce(messages, replace(to, limits=limits), again=False)
+    _, limits = look(to.settings, tuple(to.topics.values()), settle_s=SETTLE_S)
+    _produce(encoded, replace(to, limits=limits), again=False)
 
 
-def _messages(
-    rows: list[dict[str, Any]], shard: int, version: int, to: Publication
-) -> tuple[dict[str, Content], list[Message]]:
-    """Encode a shard's frames, in order of (kind, sequence); give number and digest of the rows per kind too."""
-    digests = {kind: Digest() for kind in KINDS}
-    messages: list[Message] = []
-    for kind, made, table in read_frames(rows, shard, version):
-        messages += to_messages(table, kind, to.topics[kind], to.key, to.query)
-        digests[kind].add(made)
-    return {kind: digest.content for kind, digest in digests.items()}, messages
+def _encoded(rows: list[dict[str, Any]], version: int, to: Publication) -> Encoded:
+    """Encode a micro-batch's frames, in order of (shard, kind, sequence)."""
+    encoded: Encoded = []
+    for shard, given in by_shard(rows, version).items():
+        contents: dict[str, Content] = {}
+        messages: list[Message] = []
+        for kind in KINDS:
+            digest = Digest()
+            for made, table in read_frames(given, kind, shard, version):
+                messages += to_messages(table, kind, to.topics[kind], to.key, to.query)
+                digest.add(made)
+            contents[kind] = digest.content
+        metrics = merge_metrics(row["metrics"] for row in given)
+        encoded.append((Report(shard, contents, metrics), messages))
+    return encoded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import AccessRefused, ManifestMismatch, RewindError, SourceUnavailable, TopicMissing
@@ -25,26 +24,19 @@ KAFKA_LIMIT = 1_048_588
 """Kafka's default of `max.message.bytes`, for clusters that do not let us ask."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A topic that a sink writes to.
-
-    Attributes:
-        id: Kafka's topic id; another one when the topic was deleted and made again.
-        limit: Bytes of the largest batch of records that it takes.
-    """
-
-    id: str
-    limit: int
-
-
-def look(settings: KafkaSettings, topics: Sequence[str], *, settle_s: float = 2.0) -> dict[str, Output]:
+def look(
+    settings: KafkaSettings, topics: Sequence[str], *, settle_s: float = 2.0
+) -> tuple[dict[str, str], dict[str, int]]:
     """Ask what the topics are and what they take.
 
     Args:
         settings: The cluster.
         topics: The topics.
         settle_s: How long one may not be known to a broker, or have no leader.
+
+    Returns:
+        By topic, Kafka's id of it, another one when it was deleted and made again; and the bytes of the largest batch
+        of records that it takes.
 
     Raises:
         SinkUnavailable: The cluster does not answer.
@@ -64,7 +56,8 @@ def look(settings: KafkaSettings, topics: Sequence[str], *, settle_s: float = 2.
     with reaching(settings, ", ".join(topics)):
         while_it_settles(led, timeout_s=settle_s)
         known = identities(settings, topics, admin=client, timeout_s=timeout_s, unknown_s=settle_s)
-    return {topic: Output(known[topic].id, _limit(settings, client, topic, timeout_s)) for topic in topics}
+    limits = {topic: _limit(settings, client, topic, timeout_s) for topic in topics}
+    return {topic: known[topic].id for topic in topics}, limits
 
 
 def failure(settings: KafkaSettings, topics: Sequence[str], where: str, error: Exception) -> RewindError:

@@ -26,7 +26,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,7 @@ from backend.sinks.kafka.commits import KEY, TIMEOUT_S, Published, encode, newes
 from backend.sinks.kafka.delivery import Delivery, may_be_too_large, reaching, unavailable, was_purged
 from backend.sinks.kafka.fitting import Fitting, tell
 from backend.sinks.kafka.rows import Message
-from backend.sinks.kafka.topics import Output, ever_written, failure, look
+from backend.sinks.kafka.topics import ever_written, failure, look
 from backend.sinks.record import Contents, check_same
 from recovery.killpoints import kill_point
 
@@ -78,6 +77,9 @@ class TransactionalWriter:
         overflow: Where whole rows go that are too large for their topic; None for nowhere.
         strict: Whether what the commit topic says decides what is written (exactly once), or only whose the output is.
         accept: A micro-batch that is out and counts, though it ran again with other rows; None for none.
+
+    Attributes:
+        limits: What each output takes, in bytes, as far as is known.
     """
 
     def __init__(
@@ -102,17 +104,19 @@ class TransactionalWriter:
         self._claimed = False
         self._doubtful = False
         self._id = uuid.uuid4().hex[:12]
-        self._outputs: Mapping[str, Output] = {}
+        self._topics: dict[str, str] = {}
         self._delivery: Delivery | None = None
         self._admin: Any = None
         self._newest: Published | None = None
+        self.limits: Mapping[str, int] = {}
 
-    def open(self, query: str, outputs: Mapping[str, Output], *, planned: int = -1) -> None:
+    def open(self, query: str, topics: dict[str, str], limits: Mapping[str, int], *, planned: int = -1) -> None:
         """Take the output over.
 
         Args:
             query: Whose it is to be.
-            outputs: The topics.
+            topics: The outputs, with Kafka's ids of them.
+            limits: What each takes, in bytes.
             planned: Newest micro-batch that the query has planned; what it published is one of those.
 
         Raises:
@@ -120,7 +124,8 @@ class TransactionalWriter:
             SinkConflict: The commit topic no longer tells what the query has published, or a topic was made again.
             SinkUnavailable: The cluster does not answer.
         """
-        self._query, self._outputs, self._claimed, self._doubtful = query, dict(outputs), False, False
+        self._query, self._topics, self.limits = query, topics, limits
+        self._claimed = self._doubtful = False
         self._open_producer()
         known = self._newest
         if known is None:
@@ -173,8 +178,7 @@ class TransactionalWriter:
             return False
         count = len(messages) if produced is None else produced
         if count:
-            plain = {kind: dict(shards) for kind, shards in contents.items()}
-            self._write(Published(self._query, version, count, plain, self._id, self._topics), messages)
+            self._write(Published(self._query, version, count, contents, self._id, self._topics), messages)
         return True
 
     def close(self) -> None:
@@ -182,17 +186,8 @@ class TransactionalWriter:
         self._delivery = self._admin = None
 
     @property
-    def limits(self) -> dict[str, int]:
-        """What each output takes, in bytes, as far as is known."""
-        return {topic: output.limit for topic, output in self._outputs.items()}
-
-    @property
     def _where(self) -> str:
         return f"{self._settings.servers}/{self._commits}"
-
-    @property
-    def _topics(self) -> dict[str, str]:
-        return {topic: output.id for topic, output in self._outputs.items()}
 
     def _compare(self, version: int, contents: Contents) -> None:
         """Refuse a micro-batch that is out with other rows, unless the sink was told that those count."""
@@ -264,7 +259,7 @@ class TransactionalWriter:
         """Return a client's error by name. A claim is made of topics that were there a moment ago: it ends at once."""
         if not self._claimed:
             return unavailable(self._settings, self._commits, error)
-        return failure(self._settings, [*self._outputs, self._commits], self._commits, error)
+        return failure(self._settings, [*self._topics, self._commits], self._commits, error)
 
     def _too_long(self, took_s: float, count: int) -> SinkUnavailable | None:
         """Return why a transaction that took so long was ended by the broker, if that is why."""
@@ -293,11 +288,9 @@ class TransactionalWriter:
     def _look_at_limits(self) -> None:
         """Ask what the outputs take by now: a message was refused. Which topics they are is for the commit to check."""
         try:
-            now = look(self._settings, tuple(self._outputs), settle_s=SETTLE_S)
+            _, self.limits = look(self._settings, tuple(self._topics), settle_s=SETTLE_S)
         except (SinkUnavailable, TopicMissing) as error:
             log.warning("what the output topics take is not known now: %s", error)
-            return
-        self._outputs = {topic: replace(one, limit=now[topic].limit) for topic, one in self._outputs.items()}
 
     def _transact(self, record: Published, messages: Sequence[Message]) -> None:
         delivery = self._delivery
@@ -319,7 +312,7 @@ class TransactionalWriter:
     def _ask_outputs(self) -> Callable[[], dict[str, TopicIdentity]]:
         """Ask which topics the outputs are by now; what is returned waits for the answer."""
         self._admin = self._admin or admin_client(self._settings)
-        topics, timeout_s = tuple(self._outputs), min(TIMEOUT_S, self._patience_s)
+        topics, timeout_s = tuple(self._topics), min(TIMEOUT_S, self._patience_s)
         return asked_identities(self._settings, topics, admin=self._admin, timeout_s=timeout_s, unknown_s=SETTLE_S)
 
     def _check_outputs(self, asked: Callable[[], dict[str, TopicIdentity]]) -> None:
@@ -332,7 +325,7 @@ class TransactionalWriter:
             AccessRefused: The cluster refuses the credentials or their rights.
         """
         try:
-            with reaching(self._settings, ", ".join(self._outputs)):
+            with reaching(self._settings, ", ".join(self._topics)):
                 found = asked()
         except (TopicMissing, AccessRefused):
             self._end_transaction()
@@ -344,7 +337,7 @@ class TransactionalWriter:
             except SinkConflict:
                 self._end_transaction()
                 raise
-            self._outputs = {topic: replace(one, id=now[topic]) for topic, one in self._outputs.items()}
+            self._topics = now
 
     def _end_transaction(self) -> None:
         """Abort what is open, so that no reader waits for it; where that fails, the broker does it after a while."""
@@ -384,7 +377,7 @@ class TransactionalWriter:
     def _judge_missing(self, planned: int) -> None:
         """Refuse to begin anew where the query has published before, and what it published is still there."""
         cut = was_cut(self._settings, self._commits)
-        written = ever_written(self._settings, tuple(self._outputs)) if planned >= 0 else []
+        written = ever_written(self._settings, tuple(self._topics)) if planned >= 0 else []
         if not cut and not written:
             return
         why = "its records are gone" if cut else f"it is empty, and {', '.join(written)} is not"
