@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from backend.errors import OutputDiffers
+from backend.errors import OutputDiffers, SinkConflict
 from backend.rows import RowCodec
 from backend.sinks.tables import KINDS
 
@@ -75,6 +75,27 @@ def gathered(shards: Mapping[int, Mapping[str, Content]]) -> Contents:
     return {
         kind: {shard: content[kind] for shard, content in sorted(shards.items()) if content[kind][0]} for kind in KINDS
     }
+
+
+def check_ahead(out: int, version: int, *, where: str, command: str) -> None:
+    """Refuse to publish to what is ahead of a micro-batch.
+
+    Args:
+        out: The newest micro-batch that is out.
+        version: Spark's batch id, or what the checkpoint has planned.
+        where: The output.
+        command: How to go on.
+
+    Raises:
+        SinkConflict: It is.
+    """
+    if out > version:
+        raise SinkConflict(
+            "the output is ahead of the checkpoint",
+            where=where,
+            why=f"micro-batch {out} is out, this is {version}: the checkpoint went back or is a copy",
+            command=command,
+        )
 
 
 def check_same(known: Contents, made: Contents, *, version: int, where: str, command: str) -> None:

@@ -19,9 +19,9 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from backend.batch import Operator, published_name
-from backend.errors import ManifestMismatch, RewindError, SinkConflict, SinkUnavailable
+from backend.errors import ManifestMismatch, RewindError, SinkUnavailable
 from backend.sinks.outbox import OutboxSink, Written
-from backend.sinks.record import check_whole
+from backend.sinks.record import check_ahead, check_whole
 from backend.sinks.table_rows import ROW_KEY, START, dated, newest, plain, plain_type, row_keys, withdrawn
 from backend.sinks.tables import KINDS, RESULTS
 from backend.texts import one_line
@@ -160,13 +160,8 @@ class TableSink(OutboxSink):
         """Check that nothing is out of a micro-batch that makes no rows; a commit is whole: there is nothing."""
 
     def _check_ahead(self, table: Table, out: Record, version: int) -> None:
-        if out.version > version:
-            raise SinkConflict(
-                "the output is ahead of the checkpoint",
-                where=table.place,
-                why=f"micro-batch {out.version} is out, this is {version}: the checkpoint went back or is a copy",
-                command="rewind outputs <checkpoint> --new, then start with other tables; or put the checkpoint back",
-            )
+        command = "rewind outputs <checkpoint> --new, then start with other tables; or put the checkpoint back"
+        check_ahead(out.version, version, where=table.place, command=command)
 
 
 class KeyedSink(TableSink):

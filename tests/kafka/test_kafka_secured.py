@@ -29,7 +29,8 @@ from typer.testing import CliRunner
 from backend import kafka_sink
 from backend.errors import AccessRefused
 from backend.kafka_client.settings import MECHANISMS
-from backend.sinks.kafka.sink import Publication, produce_frames
+from backend.sinks.kafka.delivery import Publication
+from backend.sinks.kafka.sink import produce_frames
 from backend.sources.kafka import kafka
 from backend.sources.kafka_fetch import fetch
 from backend.sources.kafka_watch import check_end

@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError, KafkaException
 from backend.errors import SinkUnavailable
 from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
-from backend.sinks.kafka.delivery import Delivery
-from backend.sinks.kafka.sink import Publication, produce_frames
+from backend.sinks.kafka.delivery import Delivery, Publication
+from backend.sinks.kafka.sink import produce_frames
 from tests.support.packed import pack
 
 NOBODY = KafkaSettings("127.0.0.1:1")

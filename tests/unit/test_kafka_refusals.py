@@ -31,7 +31,7 @@ from backend.kafka_client.settings import KafkaSettings
 from backend.sinks.kafka import commits
 from backend.sinks.kafka import topics as sink_topics
 from backend.sinks.kafka.commits import prepare
-from backend.sinks.kafka.delivery import Delivery, unavailable
+from backend.sinks.kafka.delivery import Delivery, Publication, unavailable
 from backend.sinks.kafka.writer import TransactionalWriter
 from backend.sources.kafka_fetch import fetch
 from backend.sources.kafka_watch import check_end
@@ -46,6 +46,7 @@ HALF = SimpleNamespace(get_most_significant_bits=lambda: 0, get_least_significan
 ABOUT = SimpleNamespace(topic_id=HALF, partitions=[SimpleNamespace(leader=1)])
 SETTING = {"cleanup.policy": SimpleNamespace(value="compact"), "max.message.bytes": SimpleNamespace(value="10000")}
 PATIENCE_S = 0.5
+TO = Publication(SETTINGS, {"results": "r"}, (), "", {}, PATIENCE_S)
 REFUSED = "refused"
 SILENT = "silent"
 PASSES = [
@@ -204,10 +205,7 @@ REQUESTS: dict[str, tuple[Callable[[], object], type[Exception]]] = {
     "source: an end after a new leader": (lambda: check_end(SETTINGS, ("t", 0), 5, 1), SourceUnavailable),
     "sink: topics": (lambda: sink_topics.look(SETTINGS, ["t"]), SinkUnavailable),
     "sink: commit topic": (lambda: prepare(SETTINGS, "t"), SinkUnavailable),
-    "sink: producer": (
-        lambda: TransactionalWriter(SETTINGS, "w", "t", patience_s=PATIENCE_S)._open_producer(),
-        SinkUnavailable,
-    ),
+    "sink: producer": (lambda: TransactionalWriter(TO, "t")._open_producer(), SinkUnavailable),
     "sink: rows": (_deliver, SinkUnavailable),
     "changelog: topic": (lambda: KafkaChangelog(SETTINGS, "t").check(1, new=False), ChangelogUnavailable),
     "changelog: ends": (lambda: PartitionReader(SETTINGS, "t").watermarks(0), ChangelogUnavailable),

@@ -13,6 +13,7 @@ from backend.errors import SinkConflict, SinkUnavailable
 from backend.kafka_client.settings import KafkaSettings
 from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.kafka.commits import Published
+from backend.sinks.kafka.delivery import Publication
 
 FENCED = KafkaException(KafkaError(KafkaError._FENCED, "fenced"))
 LOST = KafkaException(KafkaError(KafkaError._TIMED_OUT, "the answer to a commit"))
@@ -23,8 +24,8 @@ class Fenced(kafka_writer.TransactionalWriter):
     """A writer whose transactions end as it is told; it notes what it does."""
 
     def __init__(self, errors: Sequence[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(KafkaSettings("h:1"), "sink", "commits", patience_s=0.03)
-        self._query, self._claimed, self._delivery = "q", True, Delivered()  # type: ignore[assignment]
+        super().__init__(Publication(KafkaSettings("h:1"), {"results": "r"}, (), "q", {}, 0.03), "commits")
+        self._claimed, self._delivery = True, Delivered()  # type: ignore[assignment]
         self.errors, self.refused, self.done = [*errors], list[Exception](), list[str]()
         self.latest = Published("q", 0, 0, {}, self._id, {})
         monkeypatch.setattr(kafka_writer, "newest", self.asked)

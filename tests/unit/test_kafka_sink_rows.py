@@ -23,6 +23,7 @@ from backend.sinks.kafka import sink as kafka_sinks
 from backend.sinks.kafka import topics as sink_topics
 from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.kafka.commits import Published, decode, encode
+from backend.sinks.kafka.delivery import Publication
 from backend.sinks.kafka.rows import Message, check_key, to_messages
 from backend.sinks.sql import _values
 from backend.sinks.tables import ERRORS, RESULTS, readable
@@ -208,6 +209,9 @@ def test_what_is_told_of_it_holds_nothing_secret():
     assert "s3cret-x" not in repr(sink) + str(vars(sink))
 
 
+TO = Publication(KafkaSettings("h:1"), {RESULTS: "r", ERRORS: "e"}, (), "", {}, 120.0)
+
+
 class Producer:
     """Stands in for a client: what it was asked, and nothing else."""
 
@@ -242,7 +246,7 @@ def test_an_output_that_was_made_again_is_seen_between_the_last_row_and_the_comm
     monkeypatch.setattr(kafka_writer, "was_cut", lambda *_: False)
     monkeypatch.setattr(kafka_writer, "admin_client", lambda _: None)
     monkeypatch.setattr(kafka_writer, "asked_identities", asking(log, ids))
-    writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits", strict=strict)
+    writer = kafka_writer.TransactionalWriter(TO, "r-commits", strict=strict)
     writer.open("q", dict(ids), dict.fromkeys(ids, 10_000))
     writer.publish(0, [Message("r", b"", b"{}")], {})
     assert log[-5:] == ["send", "ask", "finish", "answer", "commit_transaction"]
@@ -275,7 +279,7 @@ def test_an_output_that_was_made_again_while_rows_were_on_their_way_for_long_is_
     monkeypatch.setattr(kafka_writer, "admin_client", lambda _: None)
     monkeypatch.setattr(kafka_writer, "asked_identities", asking(log, ids))
     monkeypatch.setattr(kafka_writer, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits")
+    writer = kafka_writer.TransactionalWriter(TO, "r-commits")
     with pytest.raises(SinkConflict, match="an output topic was deleted and made again; where: h:1/r;"):
         writer.open("q", {"r": "one"}, {"r": 10_000})
     assert log[-7:] == ["send", "ask", "finish", "ask", "answer", "abort_transaction", "drop"]
@@ -315,7 +319,7 @@ def test_a_topic_that_a_broker_does_not_know_for_a_moment_is_written_to_again(mo
     monkeypatch.setattr(kafka_writer, "admin_client", lambda _: None)
     monkeypatch.setattr(kafka_writer, "asked_identities", asking(log, ids))
     monkeypatch.setattr(kafka_writer, "RETRY_S", 0.0)
-    writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits")
+    writer = kafka_writer.TransactionalWriter(TO, "r-commits")
     writer.open("q", {"r": "one"}, {"r": 10_000})
     log.clear()
     failures.append(UNKNOWN)

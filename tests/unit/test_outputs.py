@@ -284,7 +284,7 @@ def topics_of_others(
     monkeypatch.setattr(kafka_writer, "was_cut", lambda *_: False)
     monkeypatch.setattr(kafka_writer, "ever_written", lambda _, topics: ["all-errors"])
     monkeypatch.setattr(kafka_writer.TransactionalWriter, "_open_producer", lambda _: None)
-    monkeypatch.setattr(kafka_writer.TransactionalWriter, "_write", lambda self, *_: written.append(self._query))
+    monkeypatch.setattr(kafka_writer.TransactionalWriter, "_write", lambda self, *_: written.append(self.to.query))
     return kafka_sink("windows", "all-errors", servers="h:1", commits=commits), written
 
 

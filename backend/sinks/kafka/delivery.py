@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import RewindError, SinkUnavailable, SourceUnavailable
@@ -22,6 +23,29 @@ if TYPE_CHECKING:
     from backend.kafka_client.settings import KafkaSettings
 
 _LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Where rows go: what tasks need to produce.
+
+    Attributes:
+        settings: The cluster.
+        topics: Kind -> topic.
+        key: Columns of the results' key.
+        query: Who writes.
+        limits: Topic -> bytes that it takes, as far as is known.
+        patience_s: How long nothing may be acknowledged.
+        overflow: Where whole rows go that are too large for their topic.
+    """
+
+    settings: KafkaSettings
+    topics: Mapping[str, str]
+    key: tuple[str, ...]
+    query: str
+    limits: Mapping[str, int]
+    patience_s: float
+    overflow: str | None = None
 
 
 class Delivery:

@@ -18,8 +18,8 @@ whole to `overflow` where that is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from backend.kafka_client.admin import NEW_TOPIC_S
 from backend.kafka_client.settings import KafkaSettings, check_topic
 from backend.kafka_client.settling import SETTLE_S
 from backend.sinks.kafka.commits import prepare
-from backend.sinks.kafka.delivery import Delivery, may_be_too_large
+from backend.sinks.kafka.delivery import Delivery, Publication, may_be_too_large
 from backend.sinks.kafka.fitting import Cut, Fitting, tell
 from backend.sinks.kafka.rows import Message, check_key, to_messages
 from backend.sinks.kafka.topics import check_purpose, failure, look
@@ -62,29 +62,6 @@ if TYPE_CHECKING:
 GUARANTEES = ("exactly_once", "at_least_once")
 _REPORT_DDL = "report string"
 _REPORT = report_schema(_REPORT_DDL)
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """What tasks need to produce.
-
-    Attributes:
-        settings: The cluster.
-        topics: Kind -> topic.
-        key: Columns of the results' key.
-        query: Who writes.
-        limits: Topic -> bytes that it takes.
-        patience_s: How long nothing may be acknowledged.
-        overflow: Where whole rows go that are too large for their topic.
-    """
-
-    settings: KafkaSettings
-    topics: Mapping[str, str]
-    key: tuple[str, ...]
-    query: str
-    limits: Mapping[str, int]
-    patience_s: float
-    overflow: str | None = None
 
 
 class Report(msgspec.Struct):
@@ -173,19 +150,10 @@ class KafkaSink(Sealing):
     """
 
     def __init__(self, to: Publication, commits: str, guarantee: str, accept_published: int | None) -> None:
-        self._to, self._commits, self._guarantee = to, commits, guarantee
+        self._commits, self._guarantee = commits, guarantee
         self._planned = -1
-        results = to.topics[RESULTS]
-        self._writer = TransactionalWriter(
-            to.settings,
-            # the output is known by its commit topic, as its owner is: other queries may write to the same results
-            f"rewind-sink-{results}" if commits == f"{results}-commits" else f"rewind-sink-{results}/{commits}",
-            commits,
-            patience_s=to.patience_s,
-            overflow=to.overflow,
-            strict=guarantee == "exactly_once",
-            accept=accept_published,
-        )
+        strict = guarantee == "exactly_once"
+        self._writer = TransactionalWriter(to, commits, strict=strict, accept=accept_published)
 
     def begin(self, outbox: str, operator: Operator) -> None:
         """See that the options fit the job, before `open`; makes nothing.
@@ -226,7 +194,6 @@ class KafkaSink(Sealing):
         if not ran:
             check_purpose(self._to.settings, self._to.topics)
         prepare(self._to.settings, self._commits, known=ran)
-        self._to = replace(self._to, query=query)
         self._writer.open(query, topics, limits, planned=self._planned)
 
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
@@ -250,6 +217,10 @@ class KafkaSink(Sealing):
         tell(version, [report.cut for report in reports])
         count = sum(content[0] for report in reports for content in report.contents.values())
         return self._write(version, reports, (), produced=count)
+
+    @property
+    def _to(self) -> Publication:
+        return self._writer.to
 
     def _write(
         self, version: int, reports: list[Report], messages: Sequence[Message], produced: int | None = None
@@ -283,7 +254,7 @@ class KafkaSink(Sealing):
     def publication(self) -> Publication:
         """What tasks need to produce; topics' limits as of the last look."""
         # tasks do not have the files of the settings
-        return replace(self._to, settings=self._to.settings.inlined(), limits=self._writer.limits)
+        return replace(self._to, settings=self._to.settings.inlined())
 
 
 def produce_frames(batches: Iterator[pa.RecordBatch], *, to: Publication, version: int) -> Iterator[pa.RecordBatch]:

@@ -26,8 +26,9 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -45,15 +46,13 @@ from backend.kafka_client.refusals import in_pieces
 from backend.kafka_client.settling import SETTLE_S, while_it_settles
 from backend.kafka_client.writer import is_fenced
 from backend.sinks.kafka.commits import KEY, TIMEOUT_S, Published, encode, newest, was_cut
-from backend.sinks.kafka.delivery import Delivery, may_be_too_large, reaching, unavailable, was_purged
+from backend.sinks.kafka.delivery import Delivery, Publication, may_be_too_large, reaching, unavailable, was_purged
 from backend.sinks.kafka.fitting import Fitting, tell
 from backend.sinks.kafka.rows import Message
 from backend.sinks.kafka.topics import ever_written, failure, look
-from backend.sinks.record import Contents, check_same
+from backend.sinks.record import Contents, check_ahead, check_same
+from backend.sinks.tables import RESULTS
 from recovery.killpoints import kill_point
-
-if TYPE_CHECKING:
-    from backend.kafka_client.settings import KafkaSettings
 
 log = logging.getLogger("rewind.sink")
 
@@ -70,37 +69,22 @@ class TransactionalWriter:
     """The one writer of an output. Not for several threads.
 
     Args:
-        settings: The cluster.
-        name: The producer's `transactional.id`, the same for every query with this commit topic.
+        to: The outputs; `open` says of which query, and what they take.
         commits: The commit topic.
-        patience_s: How long an outage is waited for.
-        overflow: Where whole rows go that are too large for their topic; None for nowhere.
         strict: Whether what the commit topic says decides what is written (exactly once), or only whose the output is.
         accept: A micro-batch that is out and counts, though it ran again with other rows; None for none.
 
     Attributes:
-        limits: What each output takes, in bytes, as far as is known.
+        to: As given, and as `open` and later answers of the cluster say.
     """
 
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        name: str,
-        commits: str,
-        *,
-        patience_s: float = 120.0,
-        overflow: str | None = None,
-        strict: bool = True,
-        accept: int | None = None,
-    ) -> None:
-        self._settings = settings
-        self._name = name
-        self._commits = commits
-        self._patience_s = patience_s
-        self._overflow = overflow
+    def __init__(self, to: Publication, commits: str, *, strict: bool = True, accept: int | None = None) -> None:
+        self.to, self._settings, self._commits = to, to.settings, commits
+        # the output is known by its commit topic, as its owner is: other queries may write to the same results
+        results = to.topics[RESULTS]
+        self._name = f"rewind-sink-{results}" if commits == f"{results}-commits" else f"rewind-sink-{results}/{commits}"
         self._strict = strict
         self._accept = accept
-        self._query = ""
         self._claimed = False
         self._doubtful = False
         self._id = uuid.uuid4().hex[:12]
@@ -108,7 +92,6 @@ class TransactionalWriter:
         self._delivery: Delivery | None = None
         self._admin: Any = None
         self._newest: Published | None = None
-        self.limits: Mapping[str, int] = {}
 
     def open(self, query: str, topics: dict[str, str], limits: Mapping[str, int], *, planned: int = -1) -> None:
         """Take the output over.
@@ -124,7 +107,7 @@ class TransactionalWriter:
             SinkConflict: The commit topic no longer tells what the query has published, or a topic was made again.
             SinkUnavailable: The cluster does not answer.
         """
-        self._query, self._topics, self.limits = query, topics, limits
+        self.to, self._topics = replace(self.to, query=query, limits=limits), topics
         self._claimed = self._doubtful = False
         self._open_producer()
         known = self._newest
@@ -143,15 +126,10 @@ class TransactionalWriter:
             SinkUnavailable: The cluster does not answer.
         """
         self._ensure_producer()
-        known = self._newest
-        if known is not None and known.version > version:
-            raise SinkConflict(
-                "the output is ahead of the checkpoint",
-                where=self._where,
-                why=f"micro-batch {known.version} is out, this is {version}: the checkpoint went back or is a copy",
-                command="start with new output topics, or put the checkpoint back",
-            )
-        return known is not None and known.version == version
+        out = self._newest.version if self._newest is not None else -1
+        command = "start with new output topics, or put the checkpoint back"
+        check_ahead(out, version, where=self._where, command=command)
+        return out == version
 
     def publish(
         self, version: int, messages: Sequence[Message], contents: Contents, *, produced: int | None = None
@@ -178,7 +156,7 @@ class TransactionalWriter:
             return False
         count = len(messages) if produced is None else produced
         if count:
-            self._write(Published(self._query, version, count, contents, self._id, self._topics), messages)
+            self._write(Published(self.to.query, version, count, contents, self._id, self._topics), messages)
         return True
 
     def close(self) -> None:
@@ -208,16 +186,16 @@ class TransactionalWriter:
 
     def _claim(self) -> Published:
         """Return what a start writes: what is out, in its own name."""
-        known = self._newest or Published(self._query, -1)
+        known = self._newest or Published(self.to.query, -1)
         return msgspec.structs.replace(known, writer=self._id, topics=self._topics)
 
     def _write(self, record: Published | None, messages: Sequence[Message]) -> None:
         """Write a record and its messages in one transaction; None: the claim of a start, whoever was there before."""
         from confluent_kafka import KafkaException
 
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self.to.patience_s
         what = f"micro-batch {record.version}" if record else "claim"
-        tries, fenced, pause_s, began = 0, 0, min(RETRY_S, self._patience_s / TRIES), time.monotonic()
+        tries, fenced, pause_s, began = 0, 0, min(RETRY_S, self.to.patience_s / TRIES), time.monotonic()
         overran: SinkUnavailable | None = None
         while True:
             tries += 1
@@ -244,7 +222,8 @@ class TransactionalWriter:
                         raise unavailable(self._settings, self._commits, error) from None
                     tries -= 1
                     log.warning("%s is written again where this writer still has the output: %s", what, error)
-                    time.sleep(min(pause_s * 2 ** (fenced - 1), self._patience_s))  # its new owner claims it meanwhile
+                    # its new owner claims it meanwhile
+                    time.sleep(min(pause_s * 2 ** (fenced - 1), self.to.patience_s))
                     continue
                 if about is not None and may_be_too_large(about):
                     self._look_at_limits()
@@ -288,14 +267,15 @@ class TransactionalWriter:
     def _look_at_limits(self) -> None:
         """Ask what the outputs take by now: a message was refused. Which topics they are is for the commit to check."""
         try:
-            _, self.limits = look(self._settings, tuple(self._topics), settle_s=SETTLE_S)
+            _, limits = look(self._settings, tuple(self._topics), settle_s=SETTLE_S)
+            self.to = replace(self.to, limits=limits)
         except (SinkUnavailable, TopicMissing) as error:
             log.warning("what the output topics take is not known now: %s", error)
 
     def _transact(self, record: Published, messages: Sequence[Message]) -> None:
         delivery = self._delivery
         assert delivery is not None
-        fitting = Fitting(self.limits, self._overflow)
+        fitting = Fitting(self.to.limits, self.to.overflow)
         delivery.start()
         delivery.producer.begin_transaction()
         for message in messages:
@@ -307,12 +287,12 @@ class TransactionalWriter:
         delivery.finish()  # all of it is on the brokers, and nobody sees it
         self._check_outputs(asked if time.monotonic() - at < FRESH_S else self._ask_outputs())
         kill_point("during_publish", record.version)
-        delivery.producer.commit_transaction(min(TIMEOUT_S, self._patience_s))
+        delivery.producer.commit_transaction(min(TIMEOUT_S, self.to.patience_s))
 
     def _ask_outputs(self) -> Callable[[], dict[str, TopicIdentity]]:
         """Ask which topics the outputs are by now; what is returned waits for the answer."""
         self._admin = self._admin or admin_client(self._settings)
-        topics, timeout_s = tuple(self._topics), min(TIMEOUT_S, self._patience_s)
+        topics, timeout_s = tuple(self._topics), min(TIMEOUT_S, self.to.patience_s)
         return asked_identities(self._settings, topics, admin=self._admin, timeout_s=timeout_s, unknown_s=SETTLE_S)
 
     def _check_outputs(self, asked: Callable[[], dict[str, TopicIdentity]]) -> None:
@@ -352,15 +332,15 @@ class TransactionalWriter:
         """Fence and end what went before, then learn what is out."""
         more = {"transactional.id": self._name, "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000)}
         with reaching(self._settings, self._commits):
-            delivery = Delivery(self._settings, self.limits, min(TIMEOUT_S, self._patience_s), more)
+            delivery = Delivery(self._settings, self.to.limits, min(TIMEOUT_S, self.to.patience_s), more)
             begin = partial(in_pieces, delivery.producer, delivery.producer.init_transactions)
-            while_it_settles(lambda: begin(min(TIMEOUT_S, self._patience_s)))
+            while_it_settles(lambda: begin(min(TIMEOUT_S, self.to.patience_s)))
         self._newest = newest(self._settings, self._commits)
-        if self._newest is not None and self._newest.query != self._query:
+        if self._newest is not None and self._newest.query != self.to.query:
             raise ManifestMismatch(
                 "the output topics belong to another query",
                 where=self._where,
-                why=f"query {self._newest.query} wrote them, this is {self._query}: their micro-batches would mix",
+                why=f"query {self._newest.query} wrote them, this is {self.to.query}: their micro-batches would mix",
                 command="choose other topics; or, when that query has ended for good (rewind reset), delete the commit"
                 " topic: the next start takes the output over, and rows tell their query by `query_id`",
             )
@@ -418,7 +398,7 @@ class TransactionalWriter:
         Raises:
             SinkConflict: Another writer has taken over.
         """
-        if latest is None or (latest.query, latest.writer) != (self._query, self._id):
+        if latest is None or (latest.query, latest.writer) != (self.to.query, self._id):
             raise SinkConflict(
                 "another writer has taken the output over",
                 where=self._where,
