@@ -32,7 +32,7 @@ class Writing:
     ddl: str
 
 
-_ARROW = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string()}
+_ARROW = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string(), "binary": pa.large_binary()}
 
 
 def report_schema(ddl: str) -> pa.Schema:

@@ -31,9 +31,8 @@ TIMES = {RESULTS: ("window_start", "window_end", *_JOIN_TIMES), ERRORS: ("timest
 """Our own times: milliseconds in the core, timestamps for readers."""
 _TIME = pa.timestamp("ms", tz="UTC")
 ID_FIELDS = [
-    pa.field(
-        "id", pa.string(), nullable=False
-    ),  # "<version>-<shard>-<sequence>"; errors: "<version>-<shard>-e<sequence>"
+    # "<version>-<shard>-<sequence>"; errors: "<version>-<shard>-e<sequence>"
+    pa.field("id", pa.string(), nullable=False),
     pa.field("version", pa.int64(), nullable=False),
     pa.field("shard", pa.int32(), nullable=False),
     pa.field("sequence", pa.int64(), nullable=False),

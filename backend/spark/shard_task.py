@@ -26,7 +26,7 @@ from backend.allocation import begin_task
 from backend.batch import ERROR_SCHEMA, SourcePartition, counts_offsets
 from backend.boundary import marking, token
 from backend.errors import UserCodeFailed
-from backend.sinks.sealing import Writing
+from backend.sinks.sealing import Writing, report_schema
 from backend.spark.pack.assembling import assemble, leaps, located, packed_rows
 from backend.spark.pack.frames import to_ipc
 from backend.spark.task import query_and_version
@@ -42,16 +42,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OUTPUT_SCHEMA = "shard int, version bigint, queued_in bigint, results binary, errors binary, metrics string"
-OUTPUT = pa.schema(
-    [
-        pa.field("shard", pa.int32()),
-        pa.field("version", pa.int64()),
-        pa.field("queued_in", pa.int64()),
-        pa.field("results", pa.large_binary()),
-        pa.field("errors", pa.large_binary()),
-        pa.field("metrics", pa.string()),
-    ]
-)
+OUTPUT = report_schema(OUTPUT_SCHEMA)
 """What an attempt made, as `backend.sinks` says; for Spark, `OUTPUT_SCHEMA`."""
 
 
