@@ -73,12 +73,12 @@ from backend.process import value_state as value_state
 from backend.process import window_store as window_store
 from backend.rocks import RocksStore as RocksStore
 from backend.sinks import delta_sink as delta_sink
-from backend.sinks import foreach_batch as foreach_batch
-from backend.sinks import foreach_sink as foreach_sink
 from backend.sinks import iceberg_sink as iceberg_sink
 from backend.sinks import parquet_sink as parquet_sink
 from backend.sinks import sql_sink as sql_sink
 from backend.sinks.dedupe import Dedupe as Dedupe
+from backend.sinks.foreach import foreach_batch as foreach_batch
+from backend.sinks.foreach import foreach_sink as foreach_sink
 from backend.sinks.kafka.sink import kafka_sink as kafka_sink
 from backend.sources.archive import archive as archive
 from backend.sources.kafka import kafka as kafka

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark.sql import DataFrame
 
-    from backend.sinks.foreach import BatchFunction, BatchSink, Consumer, ForeachSink
     from backend.sinks.table_sink import KeyedSink
 
 
@@ -84,36 +83,6 @@ def parquet_sink(results: str | Path, errors: str | Path) -> Sink:
     from backend.sinks.parquet import ParquetSink
 
     return ParquetSink(results, errors)
-
-
-def foreach_sink(function: Consumer) -> ForeachSink:
-    """Call `function(results, errors, version)` per micro-batch, at least once; see `backend.sinks.foreach`.
-
-    Raises:
-        ValueError: It is no function of these.
-    """
-    from backend.sinks.foreach import ForeachSink
-
-    return ForeachSink(function)
-
-
-def foreach_batch(function: BatchFunction, *, accept_published: int | None = None) -> BatchSink:
-    """Call `function(results, errors, version)` with DataFrames per micro-batch, at least once.
-
-    The tasks write a micro-batch once; any number of actions on the DataFrames read that, until the function returns.
-    See `backend.sinks.foreach`.
-
-    Args:
-        function: What it raises stops the query.
-        accept_published: A micro-batch that ran again and made other rows than the function was given, as
-            `OutputDiffers` says: what was given counts, and the query goes on without calling it.
-
-    Raises:
-        ValueError: Of a bad option, naming it.
-    """
-    from backend.sinks.foreach import BatchSink
-
-    return BatchSink(function, accept_published)
 
 
 def delta_sink(

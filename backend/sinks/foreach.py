@@ -55,6 +55,15 @@ GIVEN = "given.json"
 _GIVEN = (RESULTS, ERRORS, "version")
 
 
+def foreach_sink(function: Consumer) -> ForeachSink:
+    """Call `function(results, errors, version)` per micro-batch, at least once; see `backend.sinks.foreach`.
+
+    Raises:
+        ValueError: It is no function of these.
+    """
+    return ForeachSink(function)
+
+
 class ForeachSink(Sealing):
     """Calls `function(results, errors, version)` on the driver for each micro-batch that has rows.
 
@@ -98,6 +107,23 @@ class ForeachSink(Sealing):
         return {"kind": "foreach", "function": _name(self._function)}
 
 
+def foreach_batch(function: BatchFunction, *, accept_published: int | None = None) -> BatchSink:
+    """Call `function(results, errors, version)` with DataFrames per micro-batch, at least once.
+
+    The tasks write a micro-batch once; any number of actions on the DataFrames read that, until the function returns.
+    See `backend.sinks.foreach`.
+
+    Args:
+        function: What it raises stops the query.
+        accept_published: A micro-batch that ran again and made other rows than the function was given, as
+            `OutputDiffers` says: what was given counts, and the query goes on without calling it.
+
+    Raises:
+        ValueError: Of a bad option, naming it.
+    """
+    return BatchSink(function, accept_published)
+
+
 class Given(msgspec.Struct, frozen=True):
     """What the function was given last: number and digest of rows, by output."""
 
@@ -111,7 +137,7 @@ class BatchSink(OutboxSink):
     """Calls `function(results, errors, version)` with DataFrames for each micro-batch that has rows.
 
     Args:
-        function: See `backend.sinks.foreach_batch`.
+        function: See `foreach_batch`.
         accept_published: See there.
     """
 

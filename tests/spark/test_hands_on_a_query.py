@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from backend import archive, count, stream, tumbling
+from backend import archive, count, foreach_sink, stream, tumbling
 from backend.errors import (
     CheckpointInUse,
     CheckpointTaken,
@@ -27,7 +27,6 @@ from backend.errors import (
     SinkUnavailable,
     StateCorrupted,
 )
-from backend.sinks import foreach_sink
 from backend.sources.archive_files import write_archive
 from backend.spark.observed import observed
 from recovery.cli import app

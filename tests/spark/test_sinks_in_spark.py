@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from backend import foreach_batch
 from backend.process import ProcessOperator
-from backend.sinks import foreach_batch
 from backend.sinks.parquet import ParquetSink
 from tests.support.collecting import CollectSink
 from tests.support.packed import pack

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from backend import foreach_batch
 from backend.errors import OutputDiffers, UnknownFormat, UserCodeFailed
 from backend.process import ProcessOperator
-from backend.sinks import foreach_batch
 from tests.support.sink_story import Player, Story, check_seen, operator, scratch
 
 

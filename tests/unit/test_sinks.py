@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from backend import foreach_batch
 from backend.aggregates import count
 from backend.batch import ERROR_SCHEMA, RESULT_FIELDS
 from backend.errors import ManifestMismatch, OutputDiffers, StorageFailed, UnknownFormat
@@ -24,10 +25,10 @@ from backend.joins.spec import join_spec
 from backend.kafka_client.settings import KafkaSettings
 from backend.places import real_place
 from backend.sinks import directory as directory_module
-from backend.sinks import foreach_batch
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.foreach import ForeachSink
-from backend.sinks.kafka.sink import Publication, _encoded
+from backend.sinks.kafka.delivery import Publication
+from backend.sinks.kafka.sink import _encoded
 from backend.sinks.objects import object_files
 from backend.sinks.parquet import ParquetSink
 from backend.sinks.tables import readable, unpack
