@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import random
 import string
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import xxhash
 
-from backend.sinks.kafka.fitting import Fitting, tell
+from backend.kafka_client.settings import KafkaSettings
+from backend.sinks.kafka.delivery import Publication
+from backend.sinks.kafka.fitting import send_fitted, tell
 from backend.sinks.kafka.rows import Message
 from backend.sinks.kafka.sizes import LEAST_LIMIT, batch_bytes, fit, producer_sizes
 
@@ -124,17 +129,19 @@ def test_every_row_fits_whatever_its_columns_and_keeps_what_tells_it_from_others
 
 def test_the_whole_value_is_kept_where_asked_for_and_what_was_cut_is_told(tmp_path, caplog):
     small, large = message(n=1), message(text="x" * 5000)
-    fitting = Fitting({"t": 2000}, str(tmp_path / "overflow"))
-    assert fitting.fit(small) is small
-    cut = fitting.fit(large)
-    fitting.fit(large)  # another try
+    sent: list[tuple[str, bytes, bytes]] = []
+    delivery: Any = SimpleNamespace(send=lambda *message: sent.append(message))
+    to = Publication(KafkaSettings("h:1"), {}, (), "q", {"t": 2000}, 1.0, str(tmp_path / "overflow"))
+    cut = send_fitted(delivery, [small, large, large], to)  # the last one is another try
+    assert sent[0] == (small.topic, small.value, small.key)
+    assert sent[1] == sent[2]
     (kept,) = (tmp_path / "overflow").iterdir()
-    assert kept.name == json.loads(cut.value)["too_large"]["digest"] + ".json"
+    assert kept.name == json.loads(sent[1][1])["too_large"]["digest"] + ".json"
     assert kept.read_bytes() == large.value
-    tell(7, [fitting.cut, (0, [])])
+    tell(7, [cut, (0, [])])
     assert "micro-batch 7: 2 rows are larger" in caplog.text
     assert "7-2-0 for t" in caplog.text
-    Fitting({"t": 2000}, None).fit(large)
+    assert send_fitted(delivery, [large], replace(to, overflow=None))[0] == 1
 
 
 def test_what_says_what_was_published_may_be_larger_than_a_row():

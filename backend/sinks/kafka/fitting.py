@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
+from backend.sinks.kafka.delivery import Delivery, Publication
 from backend.sinks.kafka.rows import Message
 from backend.sinks.kafka.sizes import digest_of, fit
 from backend.sinks.kafka.topics import KAFKA_LIMIT
@@ -20,43 +21,33 @@ Cut = tuple[int, list[str]]
 """How many rows were too large, and which were the first."""
 
 
-class Fitting:
-    """Fits messages to their topics.
+def send_fitted(delivery: Delivery, messages: Iterable[Message], to: Publication) -> Cut:
+    """Send messages, cut to what their topics take; the whole value of one that is cut is durable before.
 
     Args:
-        limits: Topic -> bytes that it takes.
-        overflow: Directory or URI for whole values, as `<digest>.json`; None keeps none.
+        delivery: What sends them.
+        messages: Whole rows.
+        to: What each topic takes, and where whole values go, as `<digest>.json`.
 
-    Attributes:
-        number: How many rows were too large.
-        first: The first of them, with their topic.
+    Returns:
+        What was too large.
+
+    Raises:
+        KafkaException: As `Delivery.send` does.
+        StorageFailed: A whole value cannot be kept.
     """
-
-    def __init__(self, limits: Mapping[str, int], overflow: str | None) -> None:
-        self._limits = limits
-        self._files = open_files(overflow) if overflow is not None else None
-        self.number = 0
-        self.first: list[str] = []
-
-    def fit(self, message: Message) -> Message:
-        """Return a message that its topic takes; where it is another one, the whole value is durable before.
-
-        Raises:
-            StorageFailed: It cannot be kept.
-        """
-        fitted = fit(message, self._limits.get(message.topic, KAFKA_LIMIT))
+    files = open_files(to.overflow) if to.overflow is not None else None
+    number, first = 0, list[str]()
+    for message in messages:
+        fitted = fit(message, to.limits.get(message.topic, KAFKA_LIMIT))
         if fitted is not message:
-            if self._files is not None:
-                self._files.write(f"{digest_of(message.value)}.json", [message.value])
-            self.number += 1
-            if len(self.first) < _NAMED:
-                self.first.append(f"{msgspec.json.decode(fitted.value)['id']} for {message.topic}")
-        return fitted
-
-    @property
-    def cut(self) -> Cut:
-        """What was too large."""
-        return self.number, self.first
+            if files is not None:
+                files.write(f"{digest_of(message.value)}.json", [message.value])
+            number += 1
+            if len(first) < _NAMED:
+                first.append(f"{msgspec.json.decode(fitted.value)['id']} for {message.topic}")
+        delivery.send(fitted.topic, fitted.value, fitted.key)
+    return number, first
 
 
 def tell(version: int, cuts: Iterable[Cut]) -> None:

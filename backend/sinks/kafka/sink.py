@@ -18,6 +18,7 @@ whole to `overflow` where that is given.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,7 +34,7 @@ from backend.kafka_client.settings import KafkaSettings, check_topic
 from backend.kafka_client.settling import SETTLE_S
 from backend.sinks.kafka.commits import prepare
 from backend.sinks.kafka.delivery import Delivery, Publication, may_be_too_large
-from backend.sinks.kafka.fitting import Cut, Fitting, tell
+from backend.sinks.kafka.fitting import Cut, send_fitted, tell
 from backend.sinks.kafka.rows import Message, check_key, to_messages
 from backend.sinks.kafka.topics import check_purpose, failure, look
 from backend.sinks.kafka.writer import TransactionalWriter
@@ -213,7 +214,7 @@ class KafkaSink(Sealing):
 
     def note(self, rows: Sequence[Any], version: int) -> list[dict[str, Any]]:
         """Take the reports of tasks that produced: the second half of `publish`, at least once."""
-        reports = [msgspec.json.decode(row["report"], type=Report) for row in rows]
+        reports = [msgspec.convert(json.loads(row["report"]), Report) for row in rows]
         tell(version, [report.cut for report in reports])
         count = sum(content[0] for report in reports for content in report.contents.values())
         return self._write(version, reports, (), produced=count)
@@ -269,7 +270,7 @@ def produce_frames(batches: Iterator[pa.RecordBatch], *, to: Publication, versio
     if not encoded:
         return
     _produce(encoded, to)
-    reports = [{"report": msgspec.json.encode(report).decode()} for report, _ in encoded]
+    reports = [{"report": json.dumps(msgspec.to_builtins(report))} for report, _ in encoded]
     yield pa.RecordBatch.from_pylist(reports, schema=_REPORT)
 
 
@@ -281,11 +282,7 @@ def _produce(encoded: Encoded, to: Publication, *, again: bool = True) -> None:
     try:
         delivery = Delivery(to.settings, to.limits, to.patience_s, {"message.timeout.ms": 0})  # they never expire
         for report, messages in encoded:
-            fitting = Fitting(to.limits, to.overflow)
-            for message in messages:
-                fitted = fitting.fit(message)
-                delivery.send(fitted.topic, fitted.value, fitted.key)
-            report.cut = fitting.cut
+            report.cut = send_fitted(delivery, messages, to)
         delivery.finish()
         return
     except KafkaException as error:

@@ -47,7 +47,7 @@ from backend.kafka_client.settling import SETTLE_S, while_it_settles
 from backend.kafka_client.writer import is_fenced
 from backend.sinks.kafka.commits import KEY, TIMEOUT_S, Published, encode, newest, was_cut
 from backend.sinks.kafka.delivery import Delivery, Publication, may_be_too_large, reaching, unavailable, was_purged
-from backend.sinks.kafka.fitting import Fitting, tell
+from backend.sinks.kafka.fitting import send_fitted, tell
 from backend.sinks.kafka.rows import Message
 from backend.sinks.kafka.topics import ever_written, failure, look
 from backend.sinks.record import Contents, check_ahead, check_same
@@ -275,13 +275,9 @@ class TransactionalWriter:
     def _transact(self, record: Published, messages: Sequence[Message]) -> None:
         delivery = self._delivery
         assert delivery is not None
-        fitting = Fitting(self.to.limits, self.to.overflow)
         delivery.start()
         delivery.producer.begin_transaction()
-        for message in messages:
-            fitted = fitting.fit(message)
-            delivery.send(fitted.topic, fitted.value, fitted.key)
-        tell(record.version, [fitting.cut])
+        tell(record.version, [send_fitted(delivery, messages, self.to)])
         delivery.send(self._commits, encode(record), KEY, 0)
         asked, at = self._ask_outputs(), time.monotonic()
         delivery.finish()  # all of it is on the brokers, and nobody sees it
