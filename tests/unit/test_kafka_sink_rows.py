@@ -209,6 +209,7 @@ def test_what_is_told_of_it_holds_nothing_secret():
     assert "s3cret-x" not in repr(sink) + str(vars(sink))
 
 
+ONE_ROW = {RESULTS: {0: (1, "ab")}, ERRORS: {}}
 TO = Publication(KafkaSettings("h:1"), {RESULTS: "r", ERRORS: "e"}, (), "", {}, 120.0)
 
 
@@ -248,18 +249,18 @@ def test_an_output_that_was_made_again_is_seen_between_the_last_row_and_the_comm
     monkeypatch.setattr(kafka_writer, "asked_identities", asking(log, ids))
     writer = kafka_writer.TransactionalWriter(TO, "r-commits", strict=strict)
     writer.open("q", dict(ids), dict.fromkeys(ids, 10_000))
-    writer.publish(0, [Message("r", b"", b"{}")], {})
+    writer.publish(0, [Message("r", b"", b"{}")], ONE_ROW)
     assert log[-5:] == ["send", "ask", "finish", "answer", "commit_transaction"]
     ids["e"] = "three"
     log.clear()
     if strict:
         with pytest.raises(SinkConflict, match="an output topic was deleted and made again; where: h:1/e;"):
-            writer.publish(1, [Message("r", b"", b"{}")], {})
+            writer.publish(1, [Message("r", b"", b"{}")], ONE_ROW)
         assert "commit_transaction" not in log
         assert log[-2:] == ["abort_transaction", "drop"]
         return
     for version in (1, 2):
-        writer.publish(version, [], {}, produced=1)
+        writer.publish(version, [], ONE_ROW)
     assert log.count("commit_transaction") == 2
     assert caplog.text.count("e was deleted and made again; the query goes on in the new one") == 1
 
@@ -325,11 +326,11 @@ def test_a_topic_that_a_broker_does_not_know_for_a_moment_is_written_to_again(mo
     failures.append(UNKNOWN)
     if there is False:
         with pytest.raises(TopicMissing, match="it is not there"):
-            writer.publish(0, [Message("r", b"", b"{}")], {})
+            writer.publish(0, [Message("r", b"", b"{}")], ONE_ROW)
         assert "commit_transaction" not in log
         assert log.count("begin_transaction") == 1
         return
-    assert writer.publish(0, [Message("r", b"", b"{}")], {})
+    writer.publish(0, [Message("r", b"", b"{}")], ONE_ROW)
     assert log.count("begin_transaction") == 2
     assert log.count("commit_transaction") == 1
 

@@ -216,18 +216,15 @@ class KafkaSink(Sealing):
         """Take the reports of tasks that produced: the second half of `publish`, at least once."""
         reports = [msgspec.convert(json.loads(row["report"]), Report) for row in rows]
         tell(version, [report.cut for report in reports])
-        count = sum(content[0] for report in reports for content in report.contents.values())
-        return self._write(version, reports, (), produced=count)
+        return self._write(version, reports, ())
 
     @property
     def _to(self) -> Publication:
         return self._writer.to
 
-    def _write(
-        self, version: int, reports: list[Report], messages: Sequence[Message], produced: int | None = None
-    ) -> list[dict[str, Any]]:
+    def _write(self, version: int, reports: list[Report], messages: Sequence[Message]) -> list[dict[str, Any]]:
         contents = {report.shard: report.contents for report in reports}
-        self._writer.publish(version, messages, gathered(contents), produced=produced)
+        self._writer.publish(version, messages, gathered(contents))
         kill_point("after_publish", version)
         return [
             summary(report.shard, report.contents[RESULTS][0], report.contents[ERRORS][0], report.metrics)

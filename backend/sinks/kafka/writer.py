@@ -131,19 +131,13 @@ class TransactionalWriter:
         check_ahead(out, version, where=self._where, command=command)
         return out == version
 
-    def publish(
-        self, version: int, messages: Sequence[Message], contents: Contents, *, produced: int | None = None
-    ) -> bool:
+    def publish(self, version: int, messages: Sequence[Message], contents: Contents) -> None:
         """Write a micro-batch, unless it is out already; visible to readers of committed messages on return.
 
         Args:
             version: Spark's batch id.
-            messages: Of the shards, in order.
+            messages: Of the shards, in order; none where tasks have brought them out already, in no transaction.
             contents: What they hold, by output and shard.
-            produced: How many messages tasks have brought out already, which are in no transaction; None: nobody has.
-
-        Returns:
-            False when it was out already; what it said then stays.
 
         Raises:
             OutputDiffers: It is out with other rows.
@@ -152,12 +146,11 @@ class TransactionalWriter:
             TopicMissing: A topic does not exist any more.
         """
         if self.check(version):
-            self._compare(version, contents)
-            return False
-        count = len(messages) if produced is None else produced
+            self._compare(version, contents)  # what was said then stays
+            return
+        count = sum(rows for shards in contents.values() for rows, _ in shards.values())
         if count:
             self._write(Published(self.to.query, version, count, contents, self._id, self._topics), messages)
-        return True
 
     def close(self) -> None:
         """Let the clients go; nothing is in flight between two publications."""
