@@ -98,7 +98,9 @@ def check_ahead(out: int, version: int, *, where: str, command: str) -> None:
         )
 
 
-def check_same(known: Contents, made: Contents, *, version: int, where: str, command: str) -> None:
+def check_same(
+    known: Contents, made: Contents, *, version: int, where: str, command: str, accept: int | None = None
+) -> None:
     """Refuse a micro-batch that ran again and made other rows than it published before.
 
     Args:
@@ -107,19 +109,24 @@ def check_same(known: Contents, made: Contents, *, version: int, where: str, com
         version: Spark's batch id.
         where: The output.
         command: How to go on with what is out, or with what was made now.
+        accept: Micro-batch of which what is out counts, whatever was made now.
 
     Raises:
         OutputDiffers: They differ; says where.
     """
     found = list(_differences(known, made))
-    if found:
-        more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        raise OutputDiffers(
-            f"micro-batch {version} was published, ran again, and made other rows",
-            where=where,
-            why=f"{', '.join(found[:SHOWN])}{more}: {CAUSES}",
-            command=command,
-        )
+    if not found:
+        return
+    more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    error = OutputDiffers(
+        f"micro-batch {version} was published, ran again, and made other rows",
+        where=where,
+        why=f"{', '.join(found[:SHOWN])}{more}: {CAUSES}",
+        command=command,
+    )
+    if version != accept:
+        raise error
+    log.warning("what readers have seen stays, the state holds the other: %s", error)
 
 
 def check_whole(kind: str, known: Content, made: Content, *, version: int, where: str, accept: int | None) -> bool:

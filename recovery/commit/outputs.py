@@ -182,28 +182,20 @@ def _may_hold(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return before == now or any(name in now and before.get(name) == now[name] for name in _OWN)
 
 
-def _named(outputs: Mapping[str, Any]) -> list[Any]:
-    kind = outputs.get("kind")
-    return [kind, *(outputs.get(name) for name in _names_of(kind))]
+def _named(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what makes an output the one that it is; of a kind of the user's own, the kind alone."""
+    places = _PLACES.get(str(outputs.get("kind")), ())
+    return {name: outputs.get(name) for name in ("kind", *places, *(_FIXED if places else ()))}
 
 
 def text_of(outputs: Mapping[str, Any]) -> str:
     """Name outputs for people: their kind, and what makes them the ones that they are."""
-    kind = outputs.get("kind")
-    # a URL that an older release wrote may have a password in its query
-    said = {
-        name: str(outputs[name]).partition("?")[0] if name == "url" else outputs[name]
-        for name in _names_of(kind)
-        if outputs.get(name)
-    }
-    places = ", ".join(f"{name} {value}" for name, value in said.items())
+    named = _named(outputs)
+    kind = named.pop("kind")
+    if named.get("url"):  # one that an older release wrote may have a password in its query
+        named["url"] = str(named["url"]).partition("?")[0]
+    places = ", ".join(f"{name} {value}" for name, value in named.items() if value)
     return f"{kind}" + (f" ({places})" if places else "")
-
-
-def _names_of(kind: object) -> tuple[str, ...]:
-    """Return what makes an output the one that it is; nothing of a kind of the user's own."""
-    places = _PLACES.get(str(kind), ())
-    return (*places, *_FIXED) if places else ()
 
 
 def _json(value: Mapping[str, object]) -> dict[str, Any]:

@@ -35,7 +35,6 @@ import msgspec
 from backend.errors import (
     AccessRefused,
     ManifestMismatch,
-    OutputDiffers,
     RewindError,
     SinkConflict,
     SinkUnavailable,
@@ -146,7 +145,16 @@ class TransactionalWriter:
             TopicMissing: A topic does not exist any more.
         """
         if self.check(version):
-            self._compare(version, contents)  # what was said then stays
+            known = self._newest.contents if self._newest is not None else None
+            check_same(
+                known or {},
+                contents,
+                version=version,
+                where=self._where,
+                command="see what differs; then, if the rows that are out shall count,"
+                f" kafka_sink(..., accept_published={version}); or start with other topics",
+                accept=self._accept,
+            )
             return
         count = sum(rows for shards in contents.values() for rows, _ in shards.values())
         if count:
@@ -159,23 +167,6 @@ class TransactionalWriter:
     @property
     def _where(self) -> str:
         return f"{self._settings.servers}/{self._commits}"
-
-    def _compare(self, version: int, contents: Contents) -> None:
-        """Refuse a micro-batch that is out with other rows, unless the sink was told that those count."""
-        known = self._newest.contents if self._newest is not None else None
-        try:
-            check_same(
-                known or {},
-                contents,
-                version=version,
-                where=self._where,
-                command="see what differs; then, if the rows that are out shall count,"
-                f" kafka_sink(..., accept_published={version}); or start with other topics",
-            )
-        except OutputDiffers as error:
-            if version != self._accept:
-                raise
-            log.warning("what readers have seen stays, the state holds the other: %s", error)
 
     def _claim(self) -> Published:
         """Return what a start writes: what is out, in its own name."""
