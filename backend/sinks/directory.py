@@ -30,7 +30,6 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -288,8 +287,9 @@ def _replace(source: Path, target: Path, aside: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange two names in one step; False where that does not exist."""
-    call = _renameat2()
-    if call is None:
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux, or a libc before glibc 2.28
         return False
     if call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True
@@ -297,11 +297,3 @@ def _exchange(one: Path, other: Path) -> bool:
     if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         return False
     raise OSError(number, os.strerror(number), str(one), None, str(other))
-
-
-@cache
-def _renameat2() -> Any:
-    try:
-        return ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):  # not Linux, or a libc before glibc 2.28
-        return None

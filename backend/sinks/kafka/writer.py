@@ -287,17 +287,13 @@ class TransactionalWriter:
         try:
             with reaching(self._settings, ", ".join(self._topics)):
                 found = asked()
-        except (TopicMissing, AccessRefused):
+            now = {topic: one.id for topic, one in found.items()}
+            if now != self._topics:
+                self._judge_other(self._topics, now)
+        except (AccessRefused, SinkConflict, TopicMissing):
             self._end_transaction()
             raise
-        now = {topic: one.id for topic, one in found.items()}
-        if now != self._topics:
-            try:
-                self._judge_other(self._topics, now)
-            except SinkConflict:
-                self._end_transaction()
-                raise
-            self._topics = now
+        self._topics = now
 
     def _end_transaction(self) -> None:
         """Abort what is open, so that no reader waits for it; where that fails, the broker does it after a while."""
