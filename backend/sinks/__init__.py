@@ -10,6 +10,9 @@ One with `writing` (`backend.sinks.sealing`) has this written by the operator's 
 in between, so a sink replaces what it published under a version before, or passes over what it cannot take back. It
 keeps number and digest of what it published per shard, and where a micro-batch makes other rows when it runs again, it
 stops the query by name (`backend.sinks.record`); a function of the user's alone has nothing to keep them in.
+
+Here are the functions that make sinks whose library may be missing, and `parquet_sink`; `kafka_sink`, `foreach_sink`
+and `foreach_batch` are beside their sinks.
 """
 
 from __future__ import annotations

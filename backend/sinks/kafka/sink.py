@@ -191,11 +191,11 @@ class KafkaSink(Sealing):
         """
         ran = self._planned >= 0
         names = tuple(self._to.topics.values())
-        topics, limits = look(self._to.settings, names, settle_s=SETTLE_S if ran else NEW_TOPIC_S)
+        ids, limits = look(self._to.settings, names, settle_s=SETTLE_S if ran else NEW_TOPIC_S)
         if not ran:
             check_purpose(self._to.settings, self._to.topics)
         prepare(self._to.settings, self._commits, known=ran)
-        self._writer.open(query, topics, limits, planned=self._planned)
+        self._writer.open(query, ids, limits, planned=self._planned)
 
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
         """Publish a micro-batch with one action; acknowledged by all in-sync replicas on return."""

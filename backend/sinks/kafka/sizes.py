@@ -59,8 +59,8 @@ def producer_sizes(limits: Mapping[str, int]) -> dict[str, int]:
     """
     return {
         # what says what was published grows with the shards, and goes to a topic of its own
-        "message.max.bytes": max(BATCH_TARGET_BYTES, *limits.values()) + 1000 if limits else BATCH_TARGET_BYTES + 1000,
-        "batch.size": min(BATCH_TARGET_BYTES, *limits.values()) if limits else BATCH_TARGET_BYTES,
+        "message.max.bytes": max([BATCH_TARGET_BYTES, *limits.values()]) + 1000,
+        "batch.size": min([BATCH_TARGET_BYTES, *limits.values()]),
     }
 
 

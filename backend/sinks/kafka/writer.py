@@ -87,17 +87,17 @@ class TransactionalWriter:
         self._claimed = False
         self._doubtful = False
         self._id = uuid.uuid4().hex[:12]
-        self._topics: dict[str, str] = {}
+        self._topic_ids: dict[str, str] = {}
         self._delivery: Delivery | None = None
         self._admin: Any = None
         self._newest: Published | None = None
 
-    def open(self, query: str, topics: dict[str, str], limits: Mapping[str, int], *, planned: int = -1) -> None:
+    def open(self, query: str, ids: dict[str, str], limits: Mapping[str, int], *, planned: int = -1) -> None:
         """Take the output over.
 
         Args:
             query: Whose it is to be.
-            topics: The outputs, with Kafka's ids of them.
+            ids: Kafka's id of each output, by topic.
             limits: What each takes, in bytes.
             planned: Newest micro-batch that the query has planned; what it published is one of those.
 
@@ -106,14 +106,14 @@ class TransactionalWriter:
             SinkConflict: The commit topic no longer tells what the query has published, or a topic was made again.
             SinkUnavailable: The cluster does not answer.
         """
-        self.to, self._topics = replace(self.to, query=query, limits=limits), topics
+        self.to, self._topic_ids = replace(self.to, query=query, limits=limits), ids
         self._claimed = self._doubtful = False
         self._open_producer()
         known = self._newest
         if known is None:
             self._judge_missing(planned)
-        elif known.topics and known.topics != self._topics:
-            self._judge_other(known.topics, self._topics)
+        elif known.topics and known.topics != self._topic_ids:
+            self._judge_other(known.topics, self._topic_ids)
         self._write(None, [])
         self._claimed = True
 
@@ -158,7 +158,7 @@ class TransactionalWriter:
             return
         count = sum(rows for shards in contents.values() for rows, _ in shards.values())
         if count:
-            self._write(Published(self.to.query, version, count, contents, self._id, self._topics), messages)
+            self._write(Published(self.to.query, version, count, contents, self._id, self._topic_ids), messages)
 
     def close(self) -> None:
         """Let the clients go; nothing is in flight between two publications."""
@@ -171,7 +171,7 @@ class TransactionalWriter:
     def _claim(self) -> Published:
         """Return what a start writes: what is out, in its own name."""
         known = self._newest or Published(self.to.query, -1)
-        return msgspec.structs.replace(known, writer=self._id, topics=self._topics)
+        return msgspec.structs.replace(known, writer=self._id, topics=self._topic_ids)
 
     def _write(self, record: Published | None, messages: Sequence[Message]) -> None:
         """Write a record and its messages in one transaction; None: the claim of a start, whoever was there before."""
@@ -222,7 +222,7 @@ class TransactionalWriter:
         """Return a client's error by name. A claim is made of topics that were there a moment ago: it ends at once."""
         if not self._claimed:
             return unavailable(self._settings, self._commits, error)
-        return failure(self._settings, [*self._topics, self._commits], self._commits, error)
+        return failure(self._settings, [*self._topic_ids, self._commits], self._commits, error)
 
     def _too_long(self, took_s: float, count: int) -> SinkUnavailable | None:
         """Return why a transaction that took so long was ended by the broker, if that is why."""
@@ -251,7 +251,7 @@ class TransactionalWriter:
     def _look_at_limits(self) -> None:
         """Ask what the outputs take by now: a message was refused. Which topics they are is for the commit to check."""
         try:
-            _, limits = look(self._settings, tuple(self._topics), settle_s=SETTLE_S)
+            _, limits = look(self._settings, tuple(self._topic_ids), settle_s=SETTLE_S)
             self.to = replace(self.to, limits=limits)
         except (SinkUnavailable, TopicMissing) as error:
             log.warning("what the output topics take is not known now: %s", error)
@@ -272,7 +272,7 @@ class TransactionalWriter:
     def _ask_outputs(self) -> Callable[[], dict[str, TopicIdentity]]:
         """Ask which topics the outputs are by now; what is returned waits for the answer."""
         self._admin = self._admin or admin_client(self._settings)
-        topics, timeout_s = tuple(self._topics), min(TIMEOUT_S, self.to.patience_s)
+        topics, timeout_s = tuple(self._topic_ids), min(TIMEOUT_S, self.to.patience_s)
         return asked_identities(self._settings, topics, admin=self._admin, timeout_s=timeout_s, unknown_s=SETTLE_S)
 
     def _check_outputs(self, asked: Callable[[], dict[str, TopicIdentity]]) -> None:
@@ -285,15 +285,15 @@ class TransactionalWriter:
             AccessRefused: The cluster refuses the credentials or their rights.
         """
         try:
-            with reaching(self._settings, ", ".join(self._topics)):
+            with reaching(self._settings, ", ".join(self._topic_ids)):
                 found = asked()
             now = {topic: one.id for topic, one in found.items()}
-            if now != self._topics:
-                self._judge_other(self._topics, now)
+            if now != self._topic_ids:
+                self._judge_other(self._topic_ids, now)
         except (AccessRefused, SinkConflict, TopicMissing):
             self._end_transaction()
             raise
-        self._topics = now
+        self._topic_ids = now
 
     def _end_transaction(self) -> None:
         """Abort what is open, so that no reader waits for it; where that fails, the broker does it after a while."""
@@ -333,7 +333,7 @@ class TransactionalWriter:
     def _judge_missing(self, planned: int) -> None:
         """Refuse to begin anew where the query has published before, and what it published is still there."""
         cut = was_cut(self._settings, self._commits)
-        written = ever_written(self._settings, tuple(self._topics)) if planned >= 0 else []
+        written = ever_written(self._settings, tuple(self._topic_ids)) if planned >= 0 else []
         if not cut and not written:
             return
         why = "its records are gone" if cut else f"it is empty, and {', '.join(written)} is not"
