@@ -153,6 +153,8 @@ class Context:
         self._seen = offsets_seen.read(self._work, self._positions)
         self.next_due_ms: int | None = saved.due_ms
         """Wall clock at which `timeout` has something to do; None when nothing waits."""
+        self._results: deque[Result] = deque()  # to be sent, or fetched
+        self._errors: deque[Result] = deque()
 
     @property
     def positions(self) -> Mapping[SourcePartition, Position]:
@@ -167,15 +169,15 @@ class Context:
         """Add some messages at once: policies are looked at after the last one."""
         raise NotImplementedError
 
-    def _process(self, messages: Sequence[Message], wall_ms: int | None) -> tuple[list[Result], list[Result], bool]:
-        """Run a micro-batch; gives results, errors, and whether a window was opened or went out of retention."""
+    def _process(self, messages: Sequence[Message], wall_ms: int | None) -> bool:
+        """Run a micro-batch; tells whether there are results, or a window was opened or went out of retention."""
         now = self._clock() if wall_ms is None else wall_ms
         for message in messages:
             _check_place(message)
         messages = sorted(map(_plain, messages), key=_place)
         fresh, refused, after = self._advance(messages, self._unfit(messages), now)
         if messages and not fresh and not refused:
-            return [], [], False
+            return False
         bounds = dict(self._work.bounds)
         first_of = {(one.stream, one.partition): one.offset for one in reversed(messages)}
         firsts = {source: first for source, first in first_of.items() if source not in self._positions}
@@ -192,9 +194,10 @@ class Context:
             runs.add(message.offset)
             if self._ordered:
                 runs.forget()
-        found = outcome.metrics.get("opened") or outcome.metrics.get("expired")
-        moved = bool(found) or dict(self._work.bounds) != bounds
-        return results, errors, moved
+        self._results += results
+        self._errors += errors
+        found = results or outcome.metrics.get("opened") or outcome.metrics.get("expired")
+        return bool(found) or dict(self._work.bounds) != bounds
 
     def _check_specification(self) -> None:
         """Refuse a store whose state another operator made; stores of before do not say which.
@@ -425,14 +428,12 @@ class Automatic(Context):
     ) -> None:
         super().__init__(operator, store, clock=clock, offsets=offsets)
         self._downstream, self._on_error = downstream, on_error
-        self._unsent: deque[Result] = deque()
-        self._refused: deque[Result] = deque()
         self._must_flush = False
 
     @property
     def selector_enabled(self) -> bool:
         """False while a downstream refuses results, or raises: messages must not be delivered then."""
-        return not self._unsent and not self._refused
+        return not self._results and not self._errors
 
     def add_messages(self, messages: Sequence[Message], wall_ms: int | None = None) -> None:
         """Add some messages at once: policies are looked at after the last one.
@@ -444,7 +445,7 @@ class Automatic(Context):
             SelectorDisabled: A downstream refuses output; call `timeout` first. Nothing was added.
         """
         if not self.selector_enabled:
-            waiting = len(self._unsent) + len(self._refused)
+            waiting = len(self._results) + len(self._errors)
             _log.warning("a message came while the selector is disabled: %d rows wait", waiting)
             raise SelectorDisabled(
                 "a message came while a downstream refuses output",
@@ -464,11 +465,9 @@ class Automatic(Context):
             self._flush()
 
     def _run(self, messages: Sequence[Message], wall_ms: int | None) -> None:
-        results, errors, moved = self._process(messages, wall_ms)
-        if self._on_error is not None:
-            self._refused.extend(errors)
-        self._unsent.extend(results)
-        self._must_flush |= moved or bool(results)
+        self._must_flush |= self._process(messages, wall_ms)
+        if self._on_error is None:
+            self._errors.clear()
         self._send()
 
     def _send(self) -> bool:
@@ -476,15 +475,15 @@ class Automatic(Context):
 
         What a function of the user's raises for is sent again by the next call.
         """
-        while self._refused:
+        while self._errors:
             assert self._on_error is not None
-            self._on_error(self._refused[0])
-            self._refused.popleft()
-        while self._unsent:
-            taken = self._downstream(self._unsent[0])
+            self._on_error(self._errors[0])
+            self._errors.popleft()
+        while self._results:
+            taken = self._downstream(self._results[0])
             if not taken and taken is not None:  # a function that says nothing, such as `list.append`, takes it
                 return False
-            self._unsent.popleft()
+            self._results.popleft()
         if self._must_flush:
             self._flush()
             self._must_flush = False
@@ -494,26 +493,14 @@ class Automatic(Context):
 class Standalone(Context):
     """SAMZA-552's standalone context: the caller fetches results and flushes."""
 
-    def __init__(
-        self,
-        operator: WindowOperator | JoinOperator,
-        store: Store | None = None,
-        *,
-        clock: Callable[[], int] = wall_clock_ms,
-        offsets: str = offsets_seen.ORDERED,
-    ) -> None:
-        super().__init__(operator, store, clock=clock, offsets=offsets)
-        self._results: list[Result] = []
-        self._errors: list[Result] = []
-
     def add_messages(self, messages: Sequence[Message], wall_ms: int | None = None) -> None:
         """Add some messages at once: policies are looked at after the last one."""
         if messages:
-            self._run(messages, wall_ms)
+            self._process(messages, wall_ms)
 
     def timeout(self, wall_ms: int | None = None) -> None:
         """Look at the policies without a message."""
-        self._run([], wall_ms)
+        self._process([], wall_ms)
 
     def get_result(self) -> list[Result]:
         """Give a copy of the results since the last `flush`."""
@@ -528,8 +515,3 @@ class Standalone(Context):
         self._flush()
         self._results.clear()
         self._errors.clear()
-
-    def _run(self, messages: Sequence[Message], wall_ms: int | None) -> None:
-        results, errors, _ = self._process(messages, wall_ms)
-        self._results += results
-        self._errors += errors
