@@ -74,12 +74,10 @@ def _check(descriptor: int, path: Path) -> int:
         if any(places[at:]):
             raise _damaged(path, "bytes of its footer are not zero")
         count = 2
-        for place in _indexed(_block(descriptor, path, meta, end), values=True):
-            _block(descriptor, path, place, end)
-            count += 1
-        for place in _indexed(_block(descriptor, path, index, end), values=False):
-            _block(descriptor, path, place, end)
-            count += 1
+        for own, values in ((meta, True), (index, False)):
+            for place in _indexed(_block(descriptor, path, own, end), values=values):
+                _block(descriptor, path, place, end)
+                count += 1
     except (IndexError, struct.error, pa.ArrowException, OverflowError) as error:
         raise _damaged(path, f"an index cannot be read: {error}") from error
     return count

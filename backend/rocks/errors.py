@@ -19,6 +19,24 @@ _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 _SIGNS = {number: os.strerror(number) for number in _NUMBERS}
 
 
+class Named:
+    """Names what rocksdict raises inside `with`; may be entered again and again.
+
+    Args:
+        path: The database, or the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _frames: object) -> None:
+        if isinstance(error, Exception):
+            raise translated(error, self._path) from error
+
+
 def translated(error: Exception, path: Path) -> Exception:
     """Give the named error for what rocksdict raised: the one place that knows its texts."""
     text = str(error)

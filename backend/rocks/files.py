@@ -12,7 +12,7 @@ from pathlib import Path
 from rocksdict import SstFileWriter
 
 from backend.rocks import parts
-from backend.rocks.errors import translated
+from backend.rocks.errors import Named
 from backend.rocks.options import RocksOptions, native_options
 from backend.store.protocol import REPLAYED, Seen, Staged, nothing, region_slice, unseen
 from backend.store.rows import StoreRows
@@ -45,10 +45,8 @@ def write_staged(
         FileExistsError: There is a file already.
         KeyInvalid: The keys are not strictly increasing; the file is gone again.
     """
-    try:
+    with Named(path):  # keys that are no bytes
         first, *others = _parts(keys, values)
-    except TypeError as error:  # keys that are no bytes
-        raise translated(error, path) from error
     files = [path.with_name(f".{path.name}.{number}") for number in range(1, len(others) + 1)]
     _write_sst(path, *first, options=options, midway=midway)
     try:
@@ -132,12 +130,13 @@ def _writing(path: Path, options: RocksOptions | None) -> Iterator[SstFileWriter
         raise FileExistsError(f"a staged file is never written over: {path}")
     writer = SstFileWriter(native_options(options or RocksOptions()))
     try:
-        writer.open(str(path))
-        yield writer
-        writer.finish()
-    except Exception as error:
+        with Named(path):
+            writer.open(str(path))
+            yield writer
+            writer.finish()
+    except Exception:
         path.unlink(missing_ok=True)
-        raise translated(error, path) from error
+        raise
 
 
 def _write(writer: SstFileWriter, keys: _Keys, values: _Values) -> None:

@@ -18,7 +18,7 @@ import rocksdict
 from rocksdict import ReadOptions
 
 from backend.errors import StateCorrupted, StoreClosed
-from backend.rocks.errors import translated
+from backend.rocks.errors import Named
 from backend.store.staging import VERIFY
 
 
@@ -56,9 +56,8 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         if not native.valid():
             self._done, self._native = True, None
             try:
-                native.status()
-            except Exception as error:
-                raise translated(error, self._path) from error
+                with Named(self._path):
+                    native.status()
             finally:
                 del native
             raise StopIteration
