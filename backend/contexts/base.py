@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -55,7 +55,9 @@ from backend.windows.ledger import decode_row
 
 if TYPE_CHECKING:
     from backend.joins.operator import JoinOperator
+    from backend.joins.spec import JoinSpec
     from backend.windows.operator import WindowOperator
+    from backend.windows.spec import WindowSpec
 
 FORMAT, WITHOUT_RUNS = 2, 1
 """Format 1 had positions alone: what was passed counted as given."""
@@ -110,11 +112,15 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Context:
+Spec = TypeVar("Spec", bound="WindowSpec | JoinSpec")
+Runs = TypeVar("Runs", bound="WindowOperator | JoinOperator")
+
+
+class Context(Generic[Spec, Runs]):
     """What both contexts do.
 
     Args:
-        operator: What runs. Event times later than the wall clock plus its `max_ahead_ms` do not move stream time.
+        spec: What runs. Event times later than the wall clock plus its `max_ahead_ms` do not move stream time.
         store: Where state is flushed to; the caller closes it. None keeps it in memory.
         clock: Wall clock in milliseconds, for calls that do not say it.
         offsets: `"ordered"`, or `"unordered"` to take offsets that were passed before.
@@ -123,23 +129,26 @@ class Context:
         ValueError: `offsets` is neither, `store` is none.
     """
 
+    _operator_of: Callable[[Spec], Runs]
+
     def __init__(
         self,
-        operator: WindowOperator | JoinOperator,
+        spec: Spec,
         store: Store | None = None,
         *,
         clock: Callable[[], int] = wall_clock_ms,
         offsets: str = offsets_seen.ORDERED,
     ) -> None:
+        self.operator = self._operator_of(spec)
         allowed = (offsets_seen.ORDERED, offsets_seen.UNORDERED)
         if offsets not in allowed:
             raise ValueError(f"offsets={offsets!r}: allowed are {allowed[0]!r} and {allowed[1]!r}")
         if store is not None and not callable(getattr(store, "write", None)):
             raise ValueError(f"store={store!r}: allowed are None and a store, such as RocksStore.open(path)")
         self._ordered = offsets == offsets_seen.ORDERED
-        self._operator, self._max_ahead_ms = operator, operator.spec.max_ahead_ms
+        self._spec, self._max_ahead_ms = spec, spec.max_ahead_ms
         self._store, self._clock = store if store is not None else MemoryStore(), clock
-        self._schema = operator.spec.message_schema
+        self._schema = spec.message_schema
         self._work: Workspace = Workspace(self._store, stored_bounds(self._store))
         self._check_specification()
         reclaim(self._store, self._work.bounds)
@@ -183,7 +192,7 @@ class Context:
         firsts = {source: first for source, first in first_of.items() if source not in self._positions}
         batch = MicroBatch(self._version, now, self._table(fresh), self._positions, after, firsts=firsts)
         attempt = Workspace(self._work, bounds)
-        outcome = self._operator.process(batch, attempt)  # a function of the user's may raise: then nothing was added
+        outcome = self.operator.process(batch, attempt)  # a function of the user's may raise: then nothing was added
         results = python_rows(outcome.results)
         errors = [*(_error(*one) for one in refused), *python_rows(outcome.errors)]
         self._work.apply(attempt.changes())
@@ -228,7 +237,7 @@ class Context:
             )
 
     def _specification(self) -> dict[str, Any]:
-        fixed = {name: one for name, one in self._operator.describe().items() if name not in FREE_OPTIONS}
+        fixed = {name: one for name, one in self.operator.describe().items() if name not in FREE_OPTIONS}
         return dict(json.loads(json.dumps(fixed)))
 
     @property
@@ -272,7 +281,7 @@ class Context:
         Raises:
             OffsetsScattered: The offsets leave too many gaps; nothing was added.
         """
-        after, by_offset = dict(self._positions), counts_offsets(self._operator)
+        after, by_offset = dict(self._positions), counts_offsets(self.operator)
         latest = MAX_EVENT_TIME if self._max_ahead_ms is None else min(MAX_EVENT_TIME, now + self._max_ahead_ms)
         fresh, refused = list[tuple[Message, int]](), list[tuple[Message, str, str]]()
         last: dict[SourcePartition, int] = {}
@@ -404,11 +413,11 @@ def _value(fields: Mapping[str, Any]) -> bytes:
     return json.dumps({str(name): type(value).__name__ for name, value in fields.items()}).encode()
 
 
-class Automatic(Context):
+class Automatic(Context[Spec, Runs]):
     """SAMZA-552's automatic execution context: results flow on by themselves.
 
     Args:
-        operator: As for both contexts.
+        spec: As for both contexts.
         downstream: Takes one result; False refuses it for now, None does not.
         store: As for both contexts.
         on_error: Takes one row of the errors output (out of retention, ...); None drops them.
@@ -418,7 +427,7 @@ class Automatic(Context):
 
     def __init__(
         self,
-        operator: WindowOperator | JoinOperator,
+        spec: Spec,
         downstream: Callable[[Result], bool],
         store: Store | None = None,
         *,
@@ -426,7 +435,7 @@ class Automatic(Context):
         clock: Callable[[], int] = wall_clock_ms,
         offsets: str = offsets_seen.ORDERED,
     ) -> None:
-        super().__init__(operator, store, clock=clock, offsets=offsets)
+        super().__init__(spec, store, clock=clock, offsets=offsets)
         self._downstream, self._on_error = downstream, on_error
         self._must_flush = False
 
@@ -490,7 +499,7 @@ class Automatic(Context):
         return True
 
 
-class Standalone(Context):
+class Standalone(Context[Spec, Runs]):
     """SAMZA-552's standalone context: the caller fetches results and flushes."""
 
     def add_messages(self, messages: Sequence[Message], wall_ms: int | None = None) -> None:

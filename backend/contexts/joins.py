@@ -24,10 +24,10 @@ from backend.joins.views import SideView
 from backend.store.protocol import Store
 
 
-class _Sides(Context):
+class _Sides(Context[JoinSpec, JoinOperator]):
     """The two sides of a context."""
 
-    _spec: JoinSpec
+    _operator_of = JoinOperator
 
     @property
     def _key_columns(self) -> Sequence[str]:
@@ -59,7 +59,7 @@ class _Sides(Context):
         self.add_message(replace(message, stream=self._spec.left_streams + message.stream), wall_ms)
 
 
-class StandaloneJoin(_Sides, Standalone):
+class StandaloneJoin(_Sides, Standalone[JoinSpec, JoinOperator]):
     """SAMZA-552's standalone context of a join: the caller fetches results and flushes.
 
     Args:
@@ -69,11 +69,10 @@ class StandaloneJoin(_Sides, Standalone):
     """
 
     def __init__(self, spec: JoinSpec, store: Store | None = None, *, clock: Callable[[], int] = wall_clock_ms) -> None:
-        self._spec = spec
-        super().__init__(JoinOperator(spec), store, clock=clock)
+        super().__init__(spec, store, clock=clock)
 
 
-class AutomaticJoin(_Sides, Automatic):
+class AutomaticJoin(_Sides, Automatic[JoinSpec, JoinOperator]):
     """SAMZA-552's automatic context of a join: results flow on by themselves.
 
     Args:
@@ -93,5 +92,4 @@ class AutomaticJoin(_Sides, Automatic):
         on_error: Callable[[Result], None] | None = None,
         clock: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        self._spec = spec
-        super().__init__(JoinOperator(spec), downstream, store, on_error=on_error, clock=clock)
+        super().__init__(spec, downstream, store, on_error=on_error, clock=clock)

@@ -16,30 +16,26 @@ comes for the first time after a later offset of its source partition is no repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from backend.contexts.base import Automatic, Message, Result, Standalone, wall_clock_ms
-from backend.contexts.offsets_seen import ORDERED
-from backend.store.protocol import Store
-from backend.store.workspace import Workspace
+from backend.contexts.base import Automatic, Context, Message, Result, Standalone, wall_clock_ms
 from backend.windows import views
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import WindowSpec
 from backend.windows.views import WindowView
 
 
-class _Look:
+class _Look(Context[WindowSpec, WindowOperator]):
     """Looking at the windows of a context."""
 
-    operator: WindowOperator
-    _work: Workspace
+    _operator_of = WindowOperator
 
     @property
     def _key_columns(self) -> Sequence[str]:
-        return self.operator.spec.keys
+        return self._spec.keys
 
     def get_windows(self, start: int, end: int) -> list[WindowView]:
         """Give the windows in retention that overlap `[start, end)`, ascending."""
@@ -55,7 +51,7 @@ class _Look:
         return views.messages(self.operator.kind, self._work, start, end, key, by)
 
 
-class AutomaticContext(_Look, Automatic):
+class AutomaticContext(_Look, Automatic[WindowSpec, WindowOperator]):
     """SAMZA-552's automatic execution context: results flow on by themselves.
 
     Args:
@@ -71,21 +67,8 @@ class AutomaticContext(_Look, Automatic):
         ValueError: `offsets` is neither.
     """
 
-    def __init__(
-        self,
-        spec: WindowSpec,
-        downstream: Callable[[Result], bool],
-        store: Store | None = None,
-        *,
-        on_error: Callable[[Result], None] | None = None,
-        clock: Callable[[], int] = wall_clock_ms,
-        offsets: str = ORDERED,
-    ) -> None:
-        self.operator = WindowOperator(spec)
-        super().__init__(self.operator, downstream, store, on_error=on_error, clock=clock, offsets=offsets)
 
-
-class StandaloneContext(_Look, Standalone):
+class StandaloneContext(_Look, Standalone[WindowSpec, WindowOperator]):
     """SAMZA-552's standalone context: the caller fetches results and flushes.
 
     Args:
@@ -98,17 +81,6 @@ class StandaloneContext(_Look, Standalone):
     Raises:
         ValueError: `offsets` is neither.
     """
-
-    def __init__(
-        self,
-        spec: WindowSpec,
-        store: Store | None = None,
-        *,
-        clock: Callable[[], int] = wall_clock_ms,
-        offsets: str = ORDERED,
-    ) -> None:
-        self.operator = WindowOperator(spec)
-        super().__init__(self.operator, store, clock=clock, offsets=offsets)
 
 
 __all__ = ["AutomaticContext", "Message", "Result", "StandaloneContext", "wall_clock_ms"]
