@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import setitem
 from pathlib import Path
@@ -27,6 +26,7 @@ _BLOCK_ROWS = 4096
 
 _Keys = Sequence[bytes]
 _Values = Sequence[bytes | None]
+_Rows = tuple[_Keys, _Values]
 
 
 def write_staged(
@@ -48,10 +48,10 @@ def write_staged(
     with Named(path):  # keys that are no bytes
         first, *others = _parts(keys, values)
     files = [path.with_name(f".{path.name}.{number}") for number in range(1, len(others) + 1)]
-    _write_sst(path, *first, options=options, midway=midway)
+    _write_sst(path, _halves(first, midway), options)
     try:
         for file, rows in zip(files, others, strict=True):
-            _write_sst(file, *rows, options=options)
+            _write_sst(file, [rows], options)
         with storage(str(path)):
             if files:
                 parts.join(path, files)
@@ -72,18 +72,21 @@ def write_columns(path: Path, rows: StoreRows, *, options: RocksOptions | None =
         FileExistsError: There is a file already.
         KeyInvalid: The keys are not strictly increasing, or there are none; the file is gone again.
     """
-    with _writing(path, options) as writer:
+
+    def blocks() -> Iterator[_Rows]:
         for start in range(0, len(rows), _BLOCK_ROWS):
             keys, values = rows.part(start, min(start + _BLOCK_ROWS, len(rows))).lists()
-            _write(writer, keys, values)
+            yield keys, values
             seen(keys, values)
+
+    _write_sst(path, blocks(), options)
     with storage(str(path)):
         return seal(path, len(rows))
 
 
-def _parts(keys: _Keys, values: _Values) -> list[tuple[_Keys, _Values]]:
+def _parts(keys: _Keys, values: _Values) -> list[_Rows]:
     """Divide rows: each large replayed region, then, in the last part, what overlaps with them."""
-    found: list[tuple[_Keys, _Values]] = []
+    found: list[_Rows] = []
     rest_keys: list[bytes] = []
     rest_values: list[bytes | None] = []
     at = 0
@@ -108,31 +111,24 @@ def _bytes(keys: _Keys, values: _Values) -> int:
     return step * (sum(map(len, keys[::step])) + sum(len(value) for value in values[::step] if value is not None))
 
 
-def _write_sst(
-    path: Path,
-    keys: _Keys,
-    values: _Values,
-    *,
-    options: RocksOptions | None,
-    midway: Callable[[], object] = nothing,
-) -> None:
-    with _writing(path, options) as writer:
-        half = len(keys) // 2
-        _write(writer, keys[:half], values[:half])
-        midway()
-        _write(writer, keys[half:], values[half:])
+def _halves(rows: _Rows, midway: Callable[[], object]) -> Iterator[_Rows]:
+    keys, values = rows
+    half = len(keys) // 2
+    yield keys[:half], values[:half]
+    midway()
+    yield keys[half:], values[half:]
 
 
-@contextmanager
-def _writing(path: Path, options: RocksOptions | None) -> Iterator[SstFileWriter]:
-    """Open a new SST to write to and finish it; after an error there is no file."""
+def _write_sst(path: Path, blocks: Iterable[_Rows], options: RocksOptions | None) -> None:
+    """Write blocks of rows to a new SST, each before the next one is asked for; after an error there is no file."""
     if path.exists():
         raise FileExistsError(f"a staged file is never written over: {path}")
     writer = SstFileWriter(native_options(options or RocksOptions()))
     try:
         with Named(path):
             writer.open(str(path))
-            yield writer
+            for keys, values in blocks:
+                _write(writer, keys, values)
             writer.finish()
     except Exception:
         path.unlink(missing_ok=True)
