@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import chain
 from types import MappingProxyType
 
 from sortedcontainers import SortedList
@@ -113,7 +114,7 @@ class Workspace:
             parts.append(merge_scan(rows, own, reverse=reverse) if own[0] else rows)
         if len(parts) == 1:
             return parts[0]
-        return _chain(parts[::-1] if reverse else parts)
+        return chain.from_iterable(parts[::-1] if reverse else parts)
 
     def scan_arrays(self, start: bytes, end: bytes | None) -> tuple[list[bytes], list[bytes]]:
         """Return keys and values of `[start, end)` as two lists."""
@@ -195,13 +196,7 @@ class Workspace:
         layers: list[Slice] = [(run.keys, run.values) for run in self._runs]
         if self._recent:
             layers.append(sorted_rows(self._recent))
-        keys, values = merge_layers(layers)
-        for region, bound in self._bounds.items():
-            low = bisect_left(keys, bytes([region]))
-            high = bisect_left(keys, bound, low)
-            if high > low:
-                keys, values = keys[:low] + keys[high:], values[:low] + values[high:]
-        return Changes(keys, values, dict(self._bounds))
+        return Changes(*self._cut(merge_layers(layers), refuse=False), dict(self._bounds))
 
     def apply(self, changes: Changes) -> None:
         """Take over the changes of a workspace whose base is this one."""
@@ -249,6 +244,16 @@ class Workspace:
             return
         if not increasing(keys):
             keys, values = sorted_rows(dict(zip(keys, values, strict=True)))
+        keys, values = self._cut((keys, values), refuse=refuse)
+        if len(keys) < RUN_ROWS:
+            for key, value in zip(keys, values, strict=True):
+                self._set(key, value)
+        else:
+            self._add_run(Run(list(keys), list(values)))
+
+    def _cut(self, rows: Slice, *, refuse: bool) -> Slice:
+        """Cut what bounds hide out of sorted rows, or refuse it."""
+        keys, values = rows
         for region, bound in self._bounds.items():
             low = bisect_left(keys, bytes([region]))
             high = bisect_left(keys, bound, low)
@@ -256,11 +261,7 @@ class Workspace:
                 raise _below(keys[low], bound)
             if high > low:
                 keys, values = [*keys[:low], *keys[high:]], [*values[:low], *values[high:]]
-        if len(keys) < RUN_ROWS:
-            for key, value in zip(keys, values, strict=True):
-                self._set(key, value)
-        else:
-            self._add_run(Run(list(keys), list(values)))
+        return keys, values
 
     def _add_run(self, run: Run) -> None:
         if self._recent:  # the dict is read first, so it must not hold older values of these keys
@@ -279,8 +280,3 @@ def _below(key: bytes, bound: bytes) -> BoundViolated:
     return BoundViolated(
         "a write below what is already expired was refused", where=f"region {key[0]}", why=f"{key!r} < {bound!r}"
     )
-
-
-def _chain(parts: Sequence[Iterator[tuple[bytes, bytes]]]) -> Iterator[tuple[bytes, bytes]]:
-    for part in parts:
-        yield from part
