@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from backend.errors import HistoryLost, SourceWentBack, UnknownFormat
+from backend.errors import HistoryLost, SourceWentBack, unknown_format
 from backend.sources import OffsetRange, TopicPartition
 from backend.sources.archive_files import read_range
 from backend.sources.archive_index import PartitionIndex, Slice, gap_error
@@ -221,9 +221,6 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
 
 def _positions(offset: dict[str, Any], part: str) -> dict[TopicPartition, int]:
     if offset.get("format") != FORMAT:
-        raise UnknownFormat(
-            "the archive's offset in the checkpoint has an unknown format",
-            why=f"format {offset.get('format')!r}, this release reads {FORMAT}",
-            command="install the release that wrote it",
-        )
+        found = f"format {offset.get('format')!r}"
+        raise unknown_format("the archive's offset in the checkpoint has an unknown format", found, FORMAT)
     return positions_in(offset[part])

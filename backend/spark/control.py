@@ -38,7 +38,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from backend.boundary import OPTION, crossing_reader, token
-from backend.errors import UNDECODABLE, ControlDamaged, UnknownFormat
+from backend.errors import UNDECODABLE, ControlDamaged, UnknownFormat, unknown_format
 from backend.spark.resume import newest_planned
 from backend.spark.session.jvm import own_format
 from recovery.commit.option_sets import versions_in
@@ -255,9 +255,6 @@ def _asked(offset: dict[str, Any]) -> int:
     if "logOffset" in offset:  # of Spark's file source, which an earlier release used: its requests have no numbers
         return 0
     if offset.get("format") not in (OFFSET_FORMAT, ADOPTING_FORMAT):
-        raise UnknownFormat(
-            "the control stream's offset in the checkpoint has an unknown format",
-            why=f"format {offset.get('format')!r}, this release reads {OFFSET_FORMAT} and {ADOPTING_FORMAT}",
-            command="install the release that wrote it",
-        )
+        found, read = f"format {offset.get('format')!r}", f"{OFFSET_FORMAT} and {ADOPTING_FORMAT}"
+        raise unknown_format("the control stream's offset in the checkpoint has an unknown format", found, read)
     return int(offset["asked"])

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from backend.errors import UNDECODABLE, UnknownFormat
+from backend.errors import UNDECODABLE, unknown_format
 from backend.sources import Source, TopicPartition
 from backend.sources.spark_offsets import offset_json, positions_in
 from backend.spark.resume import committed_positions
@@ -77,10 +77,6 @@ class SourceWatch:
         except (FileNotFoundError, *UNDECODABLE):  # torn by a disk: as if it were not there, and it is written again
             return {}
         if written != FORMAT:
-            raise UnknownFormat(
-                "the epochs of the source's partitions have an unknown format",
-                where=f"{self._checkpoint}/{LEADER_EPOCHS}",
-                why=f"format {written!r}, this release reads {FORMAT}",
-                command="install the release that wrote it",
-            )
+            what = "the epochs of the source's partitions have an unknown format"
+            raise unknown_format(what, f"format {written!r}", FORMAT, f"{self._checkpoint}/{LEADER_EPOCHS}")
         return positions_in(content["epochs"])
