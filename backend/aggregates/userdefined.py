@@ -51,19 +51,14 @@ def reducer(
         ValueError: A function takes other arguments, `output` is no Arrow type that can be published, or `state` no
             type that can be decoded.
     """
+    functions = _Functions(init, add, merge, _same if result is None else result)
     check_function("reducer: init", init, ())
     check_function("reducer: add", add, ("state", *fields))
     check_function("reducer: merge", merge, ("earlier", "later"))
-    check_function("reducer: result", _same if result is None else result, ("state",))
+    check_function("reducer: result", functions.result, ("state",))
     _check_output("reducer", output)
-    functions = _Functions(init, add, merge, result if result is not None else _same)
-    options: dict[str, object] = {
-        "init": qualified_name(init),
-        "add": qualified_name(add),
-        "merge": qualified_name(merge),
-        "result": qualified_name(functions.result),
-        "output": str(output),
-    }
+    options: dict[str, object] = {part: qualified_name(function) for part, function in vars(functions).items()}
+    options["output"] = str(output)
     coder = _Coder(state)
     return Aggregate(
         "reducer", fields, True, lambda alias, schema: _Reducer(alias, fields, functions, output, coder), options
