@@ -8,11 +8,11 @@ Rows are decoded by the operators' own readers, on an operator that is made out 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -160,17 +160,7 @@ def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
         StateUnavailable: Messages were asked for and this host has no database of the shard.
         RewindError: What the changelog or the database raises when it is damaged.
     """
-    if wanted.table not in tables_of(checkpoint):
-        raise ValueError(f"table={wanted.table!r}: allowed are {', '.join(tables_of(checkpoint))}")
-    if wanted.table == "rows":
-        read = _rows
-    elif checkpoint.operator.get("operator") == "process":
-        read = _store
-    elif wanted.table in ("messages", *SIDES):
-        read = _messages
-    else:
-        read = _windows if wanted.table == "windows" else _aggregates
-    return read(checkpoint, shard, wanted)
+    return _known(checkpoint, wanted.table).read(checkpoint, shard, wanted)
 
 
 def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> tuple[MemoryStore, CommitRecord] | None:
@@ -183,57 +173,52 @@ def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> tuple[Memo
 
 
 def _windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
-    if not checkpoint.is_paned:
-        return _stored_windows(checkpoint, shard, wanted)
-    if wanted.key is not None:
+    if checkpoint.is_paned and wanted.key is not None:
         raise ValueError(
             f"key={wanted.key!r}: a row of this table is a window with all its keys: allowed is none; the tables"
             " aggregates and messages have keys"
         )
-    found = _committed(checkpoint, shard, wanted)
-    rows = [
-        {
-            "shard": shard,
-            "start": pane.start,
-            "end": pane.end,
-            "messages": pane.count,
-            "digest": pane.digest,
-            "group_keys": pane.groups,
-            "offsets": " ".join(f"{s}/{p}:{first}-{last}" for s, p, first, last in pane.sources),
-        }
-        for pane in (panes.all_panes(found[0]) if found is not None else [])
-        if wanted.within(pane.start, pane.end)
-    ]
-    return pa.Table.from_pylist(rows, WINDOWS)
-
-
-def _stored_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
-    """Give windows that are kept one by one: sliding ones, sessions, and those by number of messages."""
-    schema, found = table_schema(checkpoint, "windows"), _committed(checkpoint, shard, wanted)
+    schema, found = _window_schema(checkpoint), _committed(checkpoint, shard, wanted)
     if found is None:
         return schema.empty_table()
+    rows = _paned(found[0], wanted) if checkpoint.is_paned else _one_by_one(checkpoint, *found, wanted, schema)
+    return pa.Table.from_pylist([{"shard": shard, **row} for row in rows], schema)
+
+
+def _paned(store: MemoryStore, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    for pane in panes.all_panes(store):
+        if wanted.within(pane.start, pane.end):
+            yield {
+                "start": pane.start,
+                "end": pane.end,
+                "messages": pane.count,
+                "digest": pane.digest,
+                "group_keys": pane.groups,
+                "offsets": " ".join(f"{s}/{p}:{first}-{last}" for s, p, first, last in pane.sources),
+            }
+
+
+def _one_by_one(
+    checkpoint: Checkpoint, store: MemoryStore, record: CommitRecord, wanted: Wanted, schema: pa.Schema
+) -> Iterator[dict[str, Any]]:
+    """Give windows that are kept one by one: sliding ones, sessions, and those by number of messages."""
     operator = window_operator(checkpoint.operator)
     by_time = operator.spec.window.by_time
     if not by_time and (wanted.start is not None or wanted.end is not None):
         raise ValueError("from, to: windows by number of messages have no event time; allowed are none")
-    listed = views.windows(operator.kind, Workspace(found[0], found[1].bounds), *wanted.times)
     names, (first, last) = [column_of(name) for name in _key_names(operator)], _EDGES[by_time]
-    rows = [
-        {
-            "shard": shard,
-            first: view.start,
-            last: view.end,
-            **{
-                name: arrow_value(value, schema.field(name).type)
-                for name, value in zip(names, view.key or (), strict=False)
-            },
-            "messages": view.messages,
-            "offsets": " ".join(f"{s}/{p}:{low}-{high}" for (s, p), (low, high) in sorted(view.offsets.items())),
-        }
-        for view in listed
-        if wanted.has_key(*(view.key or ("",)))
-    ]
-    return pa.Table.from_pylist(rows, schema)
+    for view in views.windows(operator.kind, Workspace(store, record.bounds), *wanted.times):
+        if wanted.has_key(*(view.key or ("",))):
+            yield {
+                first: view.start,
+                last: view.end,
+                **{
+                    name: arrow_value(value, schema.field(name).type)
+                    for name, value in zip(names, view.key or (), strict=False)
+                },
+                "messages": view.messages,
+                "offsets": " ".join(f"{s}/{p}:{low}-{high}" for (s, p), (low, high) in sorted(view.offsets.items())),
+            }
 
 
 def _store(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
@@ -257,21 +242,16 @@ def _in_time(row: dict[str, Any], wanted: Wanted) -> bool:
 
 def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give one row per (pane, group key): which there are, and how large the partial aggregate is."""
-    fields = [(name, type_of(kind)) for name, kind in checkpoint.operator.get("keys", [])]
-    found = _committed(checkpoint, shard, wanted)
-    keys, values = found[0].scan_arrays(*region_range(Region.AGGREGATES)) if found is not None else ([], [])
+    schema, found = _aggregate_schema(checkpoint), _committed(checkpoint, shard, wanted)
+    if found is None:
+        return schema.empty_table()
+    fields = _keys(checkpoint)
+    keys, values = found[0].scan_arrays(*region_range(Region.AGGREGATES))
     starts, _, groups = split_keys(keys, skip_bytes=2)
-    columns = decode_columns(groups, [kind for _, kind in fields]) if fields else []
-    table = pa.table(
-        {
-            "shard": pa.repeat(pa.scalar(shard, pa.int32()), len(keys)),
-            "start": pa.array(starts, pa.int64()),
-            **{column_of(name): column for (name, _), column in zip(fields, columns, strict=True)},
-            "partial_bytes": pa.array([len(value) for value in values], pa.int64()),
-        }
-    )
-    chosen = wanted.filtered(table, starts.tolist(), [python_values(column) for column in columns])
-    return chosen.cast(table_schema(checkpoint, "aggregates"))
+    columns = decode_columns(groups, [field.type for field in fields]) if fields else []
+    lengths = pa.array([len(value) for value in values], pa.int64())
+    table = pa.table([pa.repeat(shard, len(keys)), starts, *columns, lengths], schema.names)
+    return wanted.filtered(table, starts.tolist(), [python_values(column) for column in columns]).cast(schema)
 
 
 def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
@@ -345,44 +325,79 @@ def _rows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     return pa.Table.from_pylist(rows, RAW)
 
 
-def table_schema(checkpoint: Checkpoint, table: str) -> pa.Schema:
-    """Give the schema of a table without reading it.
+class _Table(NamedTuple):
+    """A table of a job.
 
-    Raises:
-        ValueError: There is no such table for this job.
+    Attributes:
+        read: Reads it of one shard.
+        schema: Gives its schema; None of messages: they are as of what this host's database is at.
     """
+
+    read: Callable[[Checkpoint, int, Wanted], pa.Table]
+    schema: Callable[[Checkpoint], pa.Schema] | None = None
+
+
+def _tables(checkpoint: Checkpoint) -> dict[str, _Table]:
+    """Give the tables of a job by name."""
     operator = checkpoint.operator
-    keys = [pa.field(column_of(name), type_of(kind)) for name, kind in operator.get("keys", [])]
-    if table == "windows" and checkpoint.is_paned:
-        return WINDOWS
-    if table == "windows" and operator.get("operator") == "window":
-        edges = _EDGES[operator["window"]["unit"] == "time"]
-        ends = [pa.field(edge, pa.int64(), nullable=False) for edge in edges]
-        last = [pa.field("messages", pa.int64()), pa.field("offsets", pa.string(), nullable=False)]
-        return pa.schema([_SHARD, *ends, *keys, *last])
-    if table == "aggregates" and checkpoint.is_paned:
-        return pa.schema([_SHARD, pa.field("start", pa.int64()), *keys, pa.field("partial_bytes", pa.int64())])
-    if table == "rows":
-        return RAW
-    if store_of(table, operator) is not None:
-        return STORE
-    raise ValueError(f"table={table!r}: allowed are {', '.join(tables_of(checkpoint))}")
+    found: dict[str, _Table] = {}
+    if operator.get("operator") == "join":
+        found = dict.fromkeys(SIDES, _Table(_messages))
+    elif operator.get("operator") == "window":
+        found["windows"] = _Table(_windows, _window_schema)
+        if checkpoint.is_paned:
+            found["aggregates"] = _Table(_aggregates, _aggregate_schema)
+        found["messages"] = _Table(_messages)
+    else:
+        found = dict.fromkeys(operator.get("stores", {}), _Table(_store, lambda _: STORE))
+    return {**found, "rows": _Table(_rows, lambda _: RAW)}
+
+
+def _known(checkpoint: Checkpoint, table: str) -> _Table:
+    tables = _tables(checkpoint)
+    if table not in tables:
+        raise ValueError(f"table={table!r}: allowed are {', '.join(tables)}")
+    return tables[table]
 
 
 def tables_of(checkpoint: Checkpoint) -> list[str]:
     """Name the tables of a job."""
-    operator = checkpoint.operator
-    if operator.get("operator") == "join":
-        return [*SIDES, "rows"]
-    if operator.get("operator") != "window":
-        return [*operator.get("stores", {}), "rows"]
-    return ["windows", *(["aggregates"] if checkpoint.is_paned else []), "messages", "rows"]
+    return list(_tables(checkpoint))
+
+
+def table_schema(checkpoint: Checkpoint, table: str) -> pa.Schema:
+    """Give the schema of a table without reading it.
+
+    Raises:
+        ValueError: There is no such table for this job, or it is one of messages.
+    """
+    schema = _known(checkpoint, table).schema
+    if schema is None:
+        raise ValueError(f"table={table!r}: allowed are {', '.join(tables_of(checkpoint))}")
+    return schema(checkpoint)
+
+
+def _window_schema(checkpoint: Checkpoint) -> pa.Schema:
+    if checkpoint.is_paned:
+        return WINDOWS
+    edges = _EDGES[checkpoint.operator["window"]["unit"] == "time"]
+    ends = [pa.field(edge, pa.int64(), nullable=False) for edge in edges]
+    last = [pa.field("messages", pa.int64()), pa.field("offsets", pa.string(), nullable=False)]
+    return pa.schema([_SHARD, *ends, *_keys(checkpoint), *last])
+
+
+def _aggregate_schema(checkpoint: Checkpoint) -> pa.Schema:
+    last = pa.field("partial_bytes", pa.int64())
+    return pa.schema([_SHARD, pa.field("start", pa.int64()), *_keys(checkpoint), last])
+
+
+def _keys(checkpoint: Checkpoint) -> list[pa.Field]:
+    return [pa.field(column_of(name), type_of(kind)) for name, kind in checkpoint.operator.get("keys", [])]
 
 
 def as_of_one(checkpoint: Checkpoint, wanted: Wanted) -> Wanted:
     """Fix the version, however long all shards take; messages are as of what this host's database is at."""
-    local = wanted.table in ("messages", *SIDES) and checkpoint.operator.get("operator") != "process"
-    if wanted.version is not None or local:
+    if wanted.version is not None or _known(checkpoint, wanted.table).schema is None:
         return wanted
     return replace(wanted, version=max(checkpoint.versions(), default=None))
 
