@@ -26,7 +26,7 @@ from backend.windows.operator import WindowOperator
 from backend.windows.policies import Policies
 from backend.windows.spec import window_spec
 
-_PLAIN: dict[str, Callable[..., agg.Aggregate]] = {
+_AGGREGATES: dict[str, Callable[..., agg.Aggregate]] = {
     "count": agg.count,
     "sum": agg.sum_,
     "min": agg.min_,
@@ -34,17 +34,16 @@ _PLAIN: dict[str, Callable[..., agg.Aggregate]] = {
     "mean": agg.mean,
     "variance": agg.variance,
     "stddev": agg.stddev,
-    "median": agg.median,
+    "first": agg.first,
+    "last": agg.last,
+    "approx_distinct": agg.approx_distinct,
+    "median": agg.quantile,
+    "quantile": agg.quantile,
     "collect_list": agg.collect_list,
     "collect_set": agg.collect_set,
+    "top_k": agg.top_k,
 }
-_WITH_OPTION: dict[str, tuple[Callable[..., agg.Aggregate], str]] = {
-    "first": (agg.first, "ignore_nulls"),
-    "last": (agg.last, "ignore_nulls"),
-    "approx_distinct": (agg.approx_distinct, "precision"),
-    "quantile": (agg.quantile, "fraction"),
-    "top_k": (agg.top_k, "k"),
-}
+"""What makes an aggregate of its fields and, by their names, the options that its entry has."""
 
 
 def window_operator(entry: Mapping[str, Any]) -> WindowOperator:
@@ -115,11 +114,8 @@ def _side(number: int, entry: Mapping[str, Any], free: Mapping[str, Any]) -> Sid
 
 def _aggregate(name: str, entry: Mapping[str, Any]) -> agg.Aggregate:
     kind, fields = entry["kind"], entry["fields"]
-    if kind in _PLAIN:
-        return _PLAIN[kind](*fields)
-    if kind in _WITH_OPTION:
-        make, option = _WITH_OPTION[kind]
-        return make(*fields, **{option: entry[option]})
+    if kind in _AGGREGATES:
+        return _AGGREGATES[kind](*fields, **{option: entry[option] for option in entry.keys() - {"kind", "fields"}})
     if kind == "over_all":  # keeps nothing but the messages
         return agg.over_all(*fields, function=_refuse, output=pa.null())
     raise ValueError(f"aggregates[{name!r}]: only the job itself knows how {kind} is kept")
@@ -129,12 +125,13 @@ def _refuse(messages: pa.Table) -> Any:
     raise ValueError("the job's own function is not known here")
 
 
-def store_of(name: str, entry: Mapping[str, Any]) -> tuple[Declaration, int] | None:
-    """Give the declaration and the region of a named store of `process()`; None when it has no such store."""
-    stored = entry.get("stores", {}).get(name)
-    if entry.get("operator") != "process" or stored is None:
-        return None
-    free = entry.get("free", {}).get("stores", {}).get(name, {})
+def store_of(name: str, entry: Mapping[str, Any]) -> tuple[Declaration, int]:
+    """Give the declaration and the region of a named store of `process()`.
+
+    Raises:
+        ValueError: It is of a kind that this release does not know.
+    """
+    stored, free = entry["stores"][name], entry.get("free", {}).get("stores", {}).get(name, {})
     return _declaration(name, stored, free), int(stored["region"])
 
 

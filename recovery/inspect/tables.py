@@ -223,12 +223,11 @@ def _one_by_one(
 
 def _store(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give the rows of a store of `process()`, as of the commit's batch time."""
-    named = store_of(wanted.table, checkpoint.operator)
-    assert named is not None, "one of the tables"
+    declaration, region = store_of(wanted.table, checkpoint.operator)
     found = _committed(checkpoint, shard, wanted)
     if found is None:
         return STORE.empty_table()
-    (view, record), (declaration, region) = found, named
+    view, record = found
     work = Workspace(view, record.bounds)
     rows = rows_of(declaration.bind(work, region, record.time_ms), work, region, record.time_ms)
     chosen = (row for row in rows if wanted.has_key(row["key"], as_json(row["key"])) and _in_time(row, wanted))
