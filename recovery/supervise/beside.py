@@ -37,21 +37,41 @@ PACE_S, SLOWEST_S, LOOK_S = 0.05, 1.0, 0.05
 up to the second: back to back they would fill a queue with nothing in it in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Queued:
-    """A shard that queues its input.
+    """A shard that queues its input, until it adopts it.
 
     Attributes:
         begun: The first micro-batch that it queued, as far as this driver knows.
         since: The commit that is restored.
         count: Micro-batches queued.
         length: Bytes of their entries.
+        over: The micro-batch with which the queue became too long: the query goes on until that is committed.
+        asked: It was asked to adopt: since which commit it queued, and how many micro-batches it had queued.
+        refused: How often it could not adopt since the query was last stopped for a restore.
+        why: Why not, the last time.
+        stopped: Since which commit it queued when the query was stopped for it; None once that is restored.
+        stops: Restores for which the query was stopped for it, and since which commit it queued then.
     """
 
     begun: int
     since: Pointer
     count: int
     length: int
+    over: int | None = None
+    asked: tuple[Commit, int] | None = None
+    refused: int = 0
+    why: str = ""
+    stopped: Commit | None = None
+    stops: tuple[Commit | None, int] = (None, 0)
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether it was asked to adopt, and may yet do so."""
+        if self.asked is None:
+            return False
+        commit, count = self.asked
+        return commit == self.since.commit and self.count - count <= ASKED_FOR
 
 
 class Beside:
@@ -78,14 +98,6 @@ class Beside:
             shard: Queued(at.since.commit.version, at.since, at.queued, at.queued_bytes)
             for shard, at in restoring.items()
         }
-        self._over: dict[int, int] = {}
-        """The micro-batch with which a shard's queue became too long: the query goes on until that is committed."""
-        self._asked: dict[int, tuple[Commit, int]] = {}
-        self._refused: dict[int, tuple[int, str]] = {}
-        self._stopped: dict[int, Commit] = {}
-        """Shards that the query was stopped for since the last restore, and since which commit they queue."""
-        self._stops: dict[int, tuple[Commit, int]] = {}
-        """Restores for which the query was stopped for a shard, since a commit; only its adoption ends the count."""
         self._thread: threading.Thread | None = None
         self._failed: tuple[BaseException, Mapping[int, Pointer]] | None = None
         self._tries, self._not_before = 0, 0.0
@@ -98,27 +110,22 @@ class Beside:
             if decision == Decision.QUEUED.value:
                 since = decode(b64decode(metrics["since"]))
                 why = one_line(str(metrics.get("queued_why", "")))
-                if shard not in self.shards:
+                count, length = int(metrics["queued"]), int(metrics["queued_bytes"])
+                queued = self.shards.get(shard)
+                if queued is None:
                     log.warning("shard %d queues its input from micro-batch %d on: %s", shard, version, why)
-                elif why and self._asked.get(shard, (None, 0))[0] == since.commit:
+                    queued = self.shards[shard] = Queued(version, since, count, length)
+                elif why and queued.asked is not None and queued.asked[0] == since.commit:
                     log.warning("shard %d has not adopted its queue: %s", shard, why)
-                    del self._asked[shard]
-                    self._refused[shard] = self._refused.get(shard, (0, ""))[0] + 1, why
-                known = self.shards.get(shard)
-                begun = known.begun if known is not None and known.since == since else version
-                queued = Queued(begun, since, int(metrics["queued"]), int(metrics["queued_bytes"]))
-                self.shards[shard] = queued
-                if queued.length > self._most_bytes or queued.count > self._most_count:
-                    self._over.setdefault(shard, version)
-            elif "commit" in metrics:
-                if self.shards.pop(shard, None) is not None:
-                    count = int(metrics.get("adopted", 0))
-                    log.warning("shard %d has adopted its queue: %d micro-batches", shard, count)
-                self._refused.pop(shard, None)
-                self._asked.pop(shard, None)
-                self._over.pop(shard, None)
-                self._stopped.pop(shard, None)
-                self._stops.pop(shard, None)
+                    queued.asked, queued.refused, queued.why = None, queued.refused + 1, why
+                if queued.since != since:
+                    queued.begun, queued.since = version, since
+                queued.count, queued.length = count, length
+                if queued.over is None and (length > self._most_bytes or count > self._most_count):
+                    queued.over = version
+            elif "commit" in metrics and self.shards.pop(shard, None) is not None:
+                count = int(metrics.get("adopted", 0))
+                log.warning("shard %d has adopted its queue: %d micro-batches", shard, count)
 
     def look(self, committed: int) -> None:
         """Begin a restore if one is due; called after each commit.
@@ -133,14 +140,14 @@ class Beside:
         """
         self._judge_failure()
         with self._lock:
-            waiting = {shard: queued for shard, queued in self.shards.items() if not self._was_asked(shard, queued)}
+            waiting = {shard: queued for shard, queued in self.shards.items() if not queued.was_asked}
             for shard, queued in waiting.items():
                 self._check(shard, queued, committed)
             due = {shard: queued.since for shard, queued in waiting.items() if queued.begun <= committed}
             under_way = self._thread is not None and self._thread.is_alive()
             if not due or under_way or time.monotonic() < self._not_before:
                 return
-            refused = due.keys() & self._refused.keys()
+            refused = {shard for shard in due if self.shards[shard].refused}
             self._thread = threading.Thread(target=self._run, args=(due, refused), name="rewind-beside", daemon=True)
             self._thread.start()
 
@@ -156,7 +163,7 @@ class Beside:
 
     def _apart_s(self) -> float:
         with self._lock:
-            counts = [queued.count for shard, queued in self.shards.items() if not self._was_asked(shard, queued)]
+            counts = [queued.count for queued in self.shards.values() if not queued.was_asked]
         return min(SLOWEST_S, PACE_S * max(counts, default=0))
 
     def restored(self, committed: int) -> None:
@@ -167,16 +174,13 @@ class Beside:
         """
         with self._lock:
             self._tries = 0
-            self._refused.clear()
-            for shard, commit in self._stopped.items():
-                since, count = self._stops.get(shard, (commit, 0))
-                self._stops[shard] = commit, count + 1 if since == commit else 1
-            self._stopped.clear()
-            self._asked = {
-                shard: (queued.since.commit, queued.count)
-                for shard, queued in self.shards.items()
-                if queued.begun <= committed
-            }
+            for queued in self.shards.values():
+                queued.refused = 0
+                if queued.stopped is not None:
+                    since, count = queued.stops
+                    queued.stops = queued.stopped, count + 1 if since == queued.stopped else 1
+                    queued.stopped = None
+                queued.asked = (queued.since.commit, queued.count) if queued.begun <= committed else None
 
     def join(self, cancel: Callable[[], None] | None = None) -> None:
         """Wait for the restore that runs: what failed is found again by the next one.
@@ -206,27 +210,22 @@ class Beside:
         self._not_before = time.monotonic() + RETRY_S
 
     def _check(self, shard: int, queued: Queued, committed: int) -> None:
-        count, why = self._refused.get(shard, (0, ""))
-        if count >= MAX_REFUSED:
-            why = f"it could not adopt its queue {count} times: {why}"
-        elif self._over.get(shard, committed + 1) <= committed:
-            refusal = f"; it could not adopt them: {why}" if why else ""
+        if queued.refused >= MAX_REFUSED:
+            why = f"it could not adopt its queue {queued.refused} times: {queued.why}"
+        elif queued.over is not None and queued.over <= committed:
+            refusal = f"; it could not adopt them: {queued.why}" if queued.refused else ""
             why = f"{queued.count} micro-batches, {queued.length} bytes are queued while its state is restored{refusal}"
         else:
             return
-        if self._stops.get(shard) == (queued.since.commit, MAX_RESTORES):
+        if queued.stops == (queued.since.commit, MAX_RESTORES):
             raise RestoreFailed(
                 f"shard {shard} goes on queueing after {MAX_RESTORES} restores with the query stopped",
                 where=f"shard {shard}",
                 why=why,
                 command="rewind verify <checkpoint>",
             )
-        self._stopped[shard] = queued.since.commit
+        queued.stopped = queued.since.commit
         raise StateUnavailable(f"shard {shard} cannot go on queueing", where=f"shard {shard}", why=why)
-
-    def _was_asked(self, shard: int, queued: Queued) -> bool:
-        commit, count = self._asked.get(shard, (None, 0))
-        return commit == queued.since.commit and queued.count - count <= ASKED_FOR
 
     def _run(self, due: Mapping[int, Pointer], refused: Collection[int]) -> None:
         try:
@@ -236,7 +235,7 @@ class Beside:
             return
         with self._lock:
             self._tries = 0
-            counts = {shard: queued.count for shard, queued in self.shards.items()}
-            self._asked |= {shard: (pointer.commit, counts.get(shard, 0)) for shard, pointer in due.items()}
+            for shard in due.keys() & self.shards.keys():
+                self.shards[shard].asked = due[shard].commit, self.shards[shard].count
         for shard, pointer in sorted(due.items()):
             log.warning("shard %d is restored as of micro-batch %d beside the query", shard, pointer.commit.version)
