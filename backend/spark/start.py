@@ -419,8 +419,8 @@ def _open(
         )
 
     return QueryPlan(
-        spark=spark,
         checkpoint=checkpoint,
+        lease=lease,
         start_query=start_query,
         publish=sink.publish,
         restore=restore,
@@ -440,7 +440,6 @@ def _open(
         look_again=look,
         watch=watch.look,
         patience_s=duration_ms(options.patience, "patience", least=0) / 1000,
-        lease=lease,
         # options of micro-batches whose offsets Spark no longer retains are forgotten: a queue ends long before
         beside=Beside(beside, queue_bytes or 0, keep_versions // 2, restoring),
         under_way=under_way,

@@ -19,7 +19,8 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ from recovery.supervise.warnings import warnings_of
 from recovery.supervise.window_ends import WindowEnds
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger("rewind.supervisor")
@@ -69,8 +70,8 @@ class QueryPlan:
     """What the supervisor drives; made by `start()`.
 
     Attributes:
-        spark: The session.
         checkpoint: Spark's checkpoint location.
+        lease: Of the checkpoint; looked at before each publication and after each commit, given back at the end.
         start_query: Starts Spark's query, told what to call with the frames of each micro-batch.
         publish: Publishes a micro-batch and returns one dict per shard.
         restore: Restores the shards that need it, told why; returns how many.
@@ -85,7 +86,6 @@ class QueryPlan:
         watch: Raises a named error when a source is not the one any more that the query began with; called in each
             micro-batch, before anything of it is read or published.
         patience_s: See `StartOptions.patience`.
-        lease: Of the checkpoint; looked at before each publication and after each commit, given back at the end.
         beside: The shards that queue their input, and what is done about it.
         under_way: Told of the restores that run.
         standby: Keeps copies of shards on other hosts; None keeps none.
@@ -94,8 +94,8 @@ class QueryPlan:
         close: Lets go of the sink and of clients, at the end.
     """
 
-    spark: SparkSession
     checkpoint: str
+    lease: Lease
     start_query: Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
     publish: Callable[[DataFrame, int], list[dict[str, Any]]]
     restore: Callable[[str], int]
@@ -108,7 +108,6 @@ class QueryPlan:
     look_again: Callable[[], None] = lambda: None
     watch: Callable[[], None] = lambda: None
     patience_s: float = 600.0
-    lease: Lease | None = None
     beside: Beside = field(default_factory=lambda: Beside(lambda *_: None, 0, 0, {}))
     under_way: UnderWay = field(default_factory=UnderWay)
     standby: Standby | None = None
@@ -293,7 +292,7 @@ class RewindQuery:
             with self._gate:
                 if self._ending:
                     self._until_stopped()
-                self._check_lease()
+                self._plan.lease.check()
                 self._plan.watch()
                 shards = self._plan.publish(frames, version)
             self._published(version, shards)
@@ -366,54 +365,38 @@ class RewindQuery:
                 time.sleep(self._patience.after(failure, self._committed))
 
     def _drive(self) -> None:
-        try:
+        with ExitStack() as last:
+            last.callback(self._done.set)
+            last.callback(self._end)
             self._run()
-        finally:
-            try:
-                self._end()
-            finally:
-                self._done.set()
 
     def _end(self) -> None:
         """Stop Spark's query if anything but its end ended the supervisor, and give the checkpoint back."""
-        try:
-            if self.query.isActive:
-                self.query.stop()
-        except Exception as error:  # the session is gone, or Spark's own bound on stopping is over
-            log.warning("Spark's query could not be stopped: %s", error)
-            self._error = self._error or error
-        try:
+        with ExitStack() as last:
+            last.callback(self._close)
+            last.callback(self._plan.lease.release)
+            try:
+                if self.query.isActive:
+                    self.query.stop()
+            except Exception as error:  # the session is gone, or Spark's own bound on stopping is over
+                log.warning("Spark's query could not be stopped: %s", error)
+                self._error = self._error or error
             ended = self._stopping.is_set() or self._error is not None  # nobody waits for what is restored beside it
             self._plan.beside.join(self._end_restores if ended else None)
             self._end_copies()
-        finally:
-            try:
-                if self._plan.lease is not None:
-                    self._plan.lease.release()
-            finally:
-                self._close()
 
     def _close(self) -> None:
-        if self._runs_on():
-            return  # it could not be stopped, and may be publishing
-        try:
-            self._plan.close()
-        except Exception as error:  # everything is out: this changes nothing of how the query ended
-            log.warning("the sink could not be closed: %s", summary(error))
+        if not self._runs_on():  # else it could not be stopped, and may be publishing
+            with _logged("the sink could not be closed"):  # everything is out: the query ended as it ended
+                self._plan.close()
 
     def _end_copies(self) -> None:
         if self._plan.standby is not None:
             self._plan.standby.join()
 
     def _end_restores(self) -> None:
-        try:
+        with _logged("a restore could not be cancelled", logging.INFO):  # the session is gone: it fails with it
             self._plan.end_restores()
-        except Exception as error:  # the session is gone, and the restore fails with it
-            log.info("a restore could not be cancelled: %s", summary(error))
-
-    def _check_lease(self) -> None:
-        if self._plan.lease is not None:
-            self._plan.lease.check()
 
     def _run(self) -> None:
         try:
@@ -507,7 +490,7 @@ class RewindQuery:
             back_s = clock.went_back_s()
             if back_s and not self._stopping.is_set():
                 query = self._start_anew(query, back_s)
-            if self._stopping.is_set() or (self._plan.lease is not None and self._plan.lease.lost is not None):
+            if self._stopping.is_set() or self._plan.lease.lost is not None:
                 query.stop()
                 break
             if looks % IDLE_LOOKS == 0 or self._plan.targets is not None or self.progress.version > self._committed:
@@ -515,8 +498,9 @@ class RewindQuery:
                 committed = self._heard(progress)
             looks += 1
             if committed > self._committed:
-                self._check_lease()
-                self._maintain(committed)
+                self._plan.lease.check()
+                with _logged("old files are not pruned now"):  # what cannot be deleted now is behind a later commit
+                    self._plan.housekeeping.maintain(committed)
                 self._committed = committed
                 self._announce(progress)
             self._plan.beside.look(self._committed)
@@ -527,7 +511,7 @@ class RewindQuery:
                 self._stop_between(query)
                 return None
             time.sleep(POLL_S)
-        self._check_lease()
+        self._plan.lease.check()
         error = _ended(query, self._raised)
         if error is None and not self._stopping.is_set():
             if self._plan.targets is not None:
@@ -570,13 +554,6 @@ class RewindQuery:
         self._stopping.set()
         query.stop()
 
-    def _maintain(self, committed: int) -> None:
-        """Prune behind a commit; what cannot be deleted now is deleted behind a later one."""
-        try:
-            self._plan.housekeeping.maintain(committed)
-        except Exception as error:  # filesystems raise kinds of their own
-            log.warning("old files are not pruned now: %s", summary(error))
-
     def _announce(self, progress: Any) -> None:
         """Say in the log which source partitions came while the query runs; Spark reads them from their beginning."""
         for number, source in enumerate(progress["sources"]):
@@ -602,6 +579,15 @@ class RewindQuery:
             return False
         self._asked = self._plan.drain()
         return False
+
+
+@contextmanager
+def _logged(text: str, level: int = logging.WARNING) -> Iterator[None]:
+    """Log what fails in a block and changes nothing of the query: filesystems and Spark raise kinds of their own."""
+    try:
+        yield
+    except Exception as error:
+        log.log(level, "%s: %s", text, summary(error))
 
 
 def _weakly(query: RewindQuery) -> Callable[[DataFrame, int], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_the_query_is_started_again_when_the_clock_goes_back_and_not_when_it_goe
         return made[-1]
 
     plan = QueryPlan(
-        spark=None,  # type: ignore[arg-type]
+        lease=SimpleNamespace(check=lambda: None, lost=None, release=lambda: None),  # type: ignore[arg-type]
         checkpoint="checkpoint",
         start_query=launch,
         publish=lambda frames, version: [],

@@ -98,7 +98,6 @@ class Life:
         self.started_after_stop = False
         self.stopped = self.ran_on = False
         plan = QueryPlan(
-            spark=None,  # type: ignore[arg-type]
             checkpoint="checkpoint",
             start_query=self._launch,  # type: ignore[arg-type]
             publish=self._publish,

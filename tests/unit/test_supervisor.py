@@ -142,7 +142,7 @@ class Job:
 
     def run(self) -> None:
         plan = QueryPlan(
-            spark=None,  # type: ignore[arg-type]
+            lease=Leased(),  # type: ignore[arg-type]
             checkpoint="checkpoint",
             start_query=self.launch,
             publish=lambda frames, version: [],
@@ -803,7 +803,7 @@ def test_what_a_shard_tells_of_a_micro_batch_reaches_housekeeping_and_listeners(
     tried.tries += [Try(0, commit.name, "a byte is wrong in 3.sst", "snapshot", length=900, seconds=0.5)]
     told = json.dumps({"rows": 7, "drained": -1, "commit": commit.name, "adopted": 2, **tried.metrics()})
     plan = QueryPlan(
-        spark=None,  # type: ignore[arg-type]
+        lease=Leased(),  # type: ignore[arg-type]
         checkpoint="checkpoint",
         start_query=lambda publish: publish(None, 3) or Failing(None),
         publish=lambda frames, version: [summary(0, 1, 0, merge_metrics([told]))],  # as every sink does
@@ -842,9 +842,19 @@ def test_tidying_ends_no_query(caplog: pytest.LogCaptureFixture) -> None:
     def refuse(committed: int) -> None:
         raise HttpError("slow down")
 
-    query = RewindQuery(one_shard(start_query=lambda publish: Failing(None)))
-    query._plan = SimpleNamespace(housekeeping=SimpleNamespace(maintain=refuse))  # type: ignore[assignment]
-    query._maintain(7)
+    class Reported(Failing):
+        lastProgress = {"batchId": 7, "durationMs": {"addBatch": 1}, "sources": []}  # noqa: N815, RUF012 - Spark's name
+        looks = 0
+
+        @property
+        def isActive(self) -> bool:
+            self.looks += 1
+            return self.looks < 3
+
+    tidying = SimpleNamespace(maintain=refuse)
+    query = RewindQuery(one_shard(start_query=lambda publish: Reported(None), housekeeping=tidying))
+    assert query.await_termination(30)
+    assert query._committed == 7
     assert "old files are not pruned now" in caplog.text
     assert "slow down" in caplog.text
 
@@ -888,7 +898,7 @@ def test_a_micro_batch_that_is_mostly_refused_is_told_once(caplog: pytest.LogCap
         with caplog.at_level(logging.WARNING, "rewind.supervisor"):
             given = [summary(number, 0, 0, one) for number, one in enumerate(shards)]
             plan = QueryPlan(
-                spark=None,  # type: ignore[arg-type]
+                lease=Leased(),  # type: ignore[arg-type]
                 checkpoint="checkpoint",
                 start_query=lambda publish: publish(None, 3) or Failing(None),
                 publish=lambda frames, version, given=given: given,
@@ -934,7 +944,7 @@ def stopped(own: Exception | None = None) -> tuple[RewindQuery, Running]:
         raise RuntimeError(text + "at x\n" * 9000)
 
     plan = QueryPlan(
-        spark=None,  # type: ignore[arg-type]
+        lease=Leased(),  # type: ignore[arg-type]
         checkpoint="checkpoint",
         start_query=launch,
         publish=publish,
@@ -1103,7 +1113,7 @@ def test_a_micro_batch_that_begins_while_the_end_is_found_is_published_before_th
     query._plan = SimpleNamespace(  # type: ignore[assignment]
         publish=lambda *_: done.append("published") or [],
         watch=lambda: None,
-        lease=None,
+        lease=Leased(),
         beside=SimpleNamespace(shards={}, pace=lambda wait: None),
         window_ends=None,
     )
@@ -1163,7 +1173,7 @@ def test_the_query_says_what_it_does() -> None:
 
     launched = [Spoken(MISSING), Spoken(None)]
     plan = QueryPlan(
-        spark=None,  # type: ignore[arg-type]
+        lease=Leased(),  # type: ignore[arg-type]
         checkpoint="checkpoint",
         start_query=lambda publish: launched.pop(0),  # type: ignore[arg-type]
         publish=lambda frames, version: [],
@@ -1199,7 +1209,7 @@ class Busy:
 def one_shard(**more: Any) -> QueryPlan:
     """What is driven, of one shard whose query is busy, but for what a test says."""
     known: dict[str, Any] = {
-        "spark": None,
+        "lease": Leased(),
         "checkpoint": "checkpoint",
         "start_query": lambda publish: Busy(),
         "publish": lambda frames, version: [],
