@@ -42,7 +42,6 @@ class Reset:
         home: Its local state on this host; None where the checkpoint does not say which it is.
         outputs: Directories of results and errors whose micro-batches go too, and which query each is of, "" where that
             is not known any more; what else lies in them stays.
-        paths: Everything that is deleted, with its bytes where they are known.
         stays: What a reader might expect to go, and stays, and what that means for the next start.
         offsets: Source offsets that are consumed already and will be read again, or are lost: one sentence each.
         local_only: Only the local state goes.
@@ -51,10 +50,21 @@ class Reset:
     location: str
     home: Path | None
     outputs: Mapping[str, str]
-    paths: tuple[tuple[str, int | None], ...]
     stays: tuple[str, ...]
-    offsets: tuple[str, ...]
-    local_only: bool
+    offsets: tuple[str, ...] = ()
+    local_only: bool = False
+
+    @property
+    def paths(self) -> list[tuple[str, int | None]]:
+        """Everything that is deleted, with its bytes where they are known."""
+        trees = {str(self.home): [self.home]} if self.home is not None else {}
+        trees |= {output: VersionedDirectory(output).parts()[0] for output in self.outputs}
+        found: list[tuple[str, int | None]] = [
+            (name, sum(file.stat().st_size for tree in own for file in tree.rglob("*") if file.is_file()))
+            for name, own in trees.items()
+            if Path(name).is_dir()
+        ]
+        return found if self.local_only else [*found, (self.location, None)]
 
 
 def plan_reset(
@@ -76,24 +86,23 @@ def plan_reset(
     mark = half_reset.read_mark(location)
     if mark is not None:
         home = _home(local_dir, mark.query_id)
-        theirs = [
-            output for output in mark.outputs if VersionedDirectory(output).owner not in ("", mark.owners.get(output))
-        ]
-        directories = {one: mark.owners.get(one, "") for one in mark.outputs if one not in theirs}
-        stays: tuple[str, ...] = (
-            *(() if home is not None else ("local state: the checkpoint does not say any more which it is",)),
-            *(f"{output}: query {VersionedDirectory(output).owner} writes there" for output in theirs),
-            *_others(directories),
-        )
-        return Reset(location, home, directories, _paths(location, home, directories), stays, (), local_only=False)
+        notes = [] if home is not None else ["local state: the checkpoint does not say any more which it is"]
+        directories = {}
+        for output in mark.outputs:
+            owner = VersionedDirectory(output).owner
+            if owner in ("", mark.owners.get(output)):
+                directories[output] = mark.owners.get(output, "")
+            else:
+                notes.append(f"{output}: query {owner} writes there")
+        return Reset(location, home, directories, (*notes, *_others(directories)))
     opened = Checkpoint(location, local_dir)
     location = opened.location
     home = _home(local_dir, _query_id(opened))
-    known = home is not None
     if local_only:
         stays = ("results and errors", f"{location}: the next start restores from it", *_none(home))
-        return Reset(location, home, {}, _paths(None, home, ()), stays, (), local_only=True)
+        return Reset(location, home, {}, stays, local_only=True)
     others = originals(location, opened.manifest)
+    offsets = tuple(_offsets(opened)) if home is not None else ()
     directories, notes = _outputs(opened, others, delete=outputs)
     notes += _others(directories)
     if opened.changelog_uri != manifest.changelog_uri(location, None):
@@ -107,15 +116,7 @@ def plan_reset(
         home = None
     else:
         notes += _none(home)
-    return Reset(
-        location,
-        home,
-        directories,
-        _paths(location, home, directories),
-        tuple(notes),
-        tuple(_offsets(opened)) if known else (),
-        local_only=False,
-    )
+    return Reset(location, home, directories, tuple(notes), offsets)
 
 
 def carry_out(plan: Reset) -> None:
@@ -278,17 +279,6 @@ def _home(local_dir: Path | None, query_id: str | None) -> Path | None:
 def _none(home: Path | None) -> list[str]:
     """Say where no local state was found: it may lie elsewhere."""
     return [] if home is None or home.is_dir() else [f"local state: there is none of this query: {home} (--local-dir)"]
-
-
-def _paths(location: str | None, home: Path | None, outputs: Iterable[str]) -> tuple[tuple[str, int | None], ...]:
-    trees = {str(home): [home]} if home is not None else {}
-    trees |= {output: VersionedDirectory(output).parts()[0] for output in outputs}
-    sizes = [
-        (name, sum(file.stat().st_size for tree in own for file in tree.rglob("*") if file.is_file()))
-        for name, own in trees.items()
-        if Path(name).is_dir()
-    ]
-    return (*sizes, *([] if location is None else [(location, None)]))
 
 
 def _others(outputs: Iterable[str]) -> list[str]:
