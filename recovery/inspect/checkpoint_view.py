@@ -13,13 +13,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
 
 import xxhash
 
+from backend.batch import Position
 from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
@@ -77,7 +78,7 @@ class ShardView:
         log: The changelog's records.
         snapshots: Number of snapshots, and their bytes.
         local: Its database on this host; None when there is none.
-        regions: Rows per region of the committed state.
+        regions: Rows per region of the committed state, the commit's own left out.
         windows: (start, end) in ms of retained panes, in order; None for other kinds of windows.
         queue: Micro-batches that are queued behind the committed state, which is being restored, with their bytes.
     """
@@ -88,14 +89,19 @@ class ShardView:
     log: Sequence[Entry]
     snapshots: tuple[int, int]
     local: LocalCopy | None
-    regions: Mapping[int, int] = field(default_factory=dict)
-    windows: Sequence[tuple[int, int]] | None = None
-    queue: Mapping[int, int] = field(default_factory=dict)
+    regions: Mapping[int, int]
+    windows: Sequence[tuple[int, int]] | None
+    queue: Mapping[int, int]
 
     @property
     def record(self) -> CommitRecord | None:
         """The committed commit's record."""
         return self.history.record if self.history is not None else None
+
+    @property
+    def positions(self) -> list[tuple[int, int, Position]]:
+        """Where the committed state is in the source: (stream, partition, position); empty where nothing is known."""
+        return self.record.positions if self.record is not None else []
 
     @property
     def log_bytes(self) -> int:
@@ -303,13 +309,12 @@ class Checkpoint:
                 )
         except RewindError as error:
             problem = error
-        snapshots = self._snapshots(shard)
-        regions: dict[int, int] = {}
-        windows = None
-        if history is not None:
-            view = readable(history)
-            regions = count_regions(view)
-            windows = self.windows(view)
+        snapshots = list[int]()
+        with suppress(RewindError):
+            snapshots = [snapshot.length for snapshot in self.snapshots.manifests(shard)]
+        state = readable(history) if history is not None else MemoryStore()
+        keys, _ = state.scan_arrays(bytes([Region.MESSAGES]), b"\xff")
+        paned = history is not None and self.is_paned
         return ShardView(
             shard,
             history,
@@ -317,14 +322,10 @@ class Checkpoint:
             list(self.changelog.entries(shard)),
             (len(snapshots), sum(snapshots)),
             self.local(shard),
-            regions,
-            windows,
+            Counter(key[0] for key in keys),
+            [(pane.start, pane.end) for pane in panes.all_panes(state)] if paned else None,
             self.queued(shard, history.record.commit.version) if history else {},
         )
-
-    def windows(self, view: Readable) -> list[tuple[int, int]] | None:
-        """Give (start, end) of what the window metadata holds, for windows that are cut at fixed times."""
-        return [(pane.start, pane.end) for pane in panes.all_panes(view)] if self.is_paned else None
 
     def local(self, shard: int) -> LocalCopy | None:
         """Look at a shard's database on this host, read-only."""
@@ -345,12 +346,6 @@ class Checkpoint:
         except RewindError as error:
             return LocalCopy(path, None, length, staged, error)
         return LocalCopy(path, commit, length, staged)
-
-    def _snapshots(self, shard: int) -> list[int]:
-        try:
-            return [snapshot.length for snapshot in self.snapshots.manifests(shard)]
-        except RewindError:
-            return []
 
 
 def read_beside(read: Callable[[], T]) -> T:
@@ -407,12 +402,6 @@ def readable(history: History) -> MemoryStore:
     for keys, values in history.chunks():
         store.write(Changes(keys, values))
     return store
-
-
-def count_regions(view: Readable) -> dict[int, int]:
-    """Count rows per region, the commit's own left out."""
-    keys, _ = view.scan_arrays(bytes([Region.MESSAGES]), b"\xff")
-    return dict(Counter(key[0] for key in keys))
 
 
 def region_name(region: int) -> str:

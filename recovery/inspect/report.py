@@ -67,7 +67,7 @@ def _shard_json(shard: ShardView, topics: Mapping[int, str]) -> dict[str, Any]:
                 "next_offset": position.next_offset,
                 "stream_time": moment(position.stream_time),
             }
-            for stream, partition, position in (record.positions if record is not None else [])
+            for stream, partition, position in shard.positions
         ],
         "messages": record.message_count if record is not None else None,
         "rows": {region_name(region): rows for region, rows in shard.regions.items()},
@@ -101,9 +101,8 @@ def _windows_json(windows: Sequence[tuple[int, int]], stream_time: int | None) -
 
 def low_clock(shard: ShardView) -> int | None:
     """Give the smallest stream time over a shard's source partitions, None before the first message."""
-    positions = shard.record.positions if shard.record is not None else []
-    times = [position.stream_time for _, _, position in positions if position.stream_time != NO_TIME]
-    return min(times) if times else None
+    times = (position.stream_time for _, _, position in shard.positions if position.stream_time != NO_TIME)
+    return min(times, default=None)
 
 
 def moment(time_ms: int) -> str | None:

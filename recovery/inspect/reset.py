@@ -257,8 +257,7 @@ def _writes_to(checkpoint: str, query: str, place: str) -> bool:
 def _offsets(opened: Checkpoint) -> Iterator[str]:
     topics = opened.manifest.topics
     for shard in opened.shards:
-        record = opened.view(shard).record
-        for stream, partition, position in record.positions if record is not None else []:
+        for stream, partition, position in opened.view(shard).positions:
             yield (
                 f"{source_partition(stream, partition, topics)}, shard {shard}: offsets below {position.next_offset}"
                 " are read again as far as the source still has them, and lost where it has not"

@@ -231,7 +231,7 @@ def lag_of(job: Job, spark: SparkSession, shards: Sequence[ShardView]) -> dict[s
     """Give the messages that wait per source partition, as `<stream>/<partition>` -> count."""
     next_offset: dict[tuple[int, int], int] = {}
     for shard in shards:
-        for stream, partition, position in shard.record.positions if shard.record is not None else []:
+        for stream, partition, position in shard.positions:
             known = next_offset.get((stream, partition), position.next_offset)
             next_offset[stream, partition] = min(known, position.next_offset)
     lag = {}
