@@ -6,6 +6,7 @@ Floats are rounded in their last digits, and nothing that depends on the wall cl
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -92,10 +93,8 @@ def read_output(checkpoint: Checkpoint, results: Path, errors: Path) -> Output:
     """Read what a run wrote, and the state that it committed."""
     entries = checkpoint.manifest.entries
     windows, doubled = last_revisions(_table(results), window_columns(entries), not_compared(entries))
-    found: dict[Row, int] = {}
-    for row in _rows(_table(errors), ("stream", "partition", "offset", "reason")):
-        found[row] = found.get(row, 0) + 1
-    doubled += sum(times - 1 for times in found.values())
+    found = Counter(_rows(_table(errors), ("stream", "partition", "offset", "reason")))
+    doubled += found.total() - len(found)
     return Output(windows, found, {s: state_digest(checkpoint, s) for s in checkpoint.shards}, doubled)
 
 
@@ -139,10 +138,7 @@ def last_revisions(
     if not results.num_rows:
         return {}, 0
     if not place:
-        copies: dict[Row, Row] = {}
-        for row in _rows(results, rest):
-            copies[row] = (copies.get(row, (0,))[0] + 1,)
-        return copies, 0
+        return {row: (copies,) for row, copies in Counter(_rows(results, rest)).items()}, 0
     order = results.sort_by([("revision", "ascending")])
     last: dict[Row, Row] = {}
     seen: set[Row] = set()
@@ -233,18 +229,15 @@ def expiring_regions(entries: Mapping[str, Any]) -> frozenset[int]:
 def compare(control: Output, faulty: Output) -> Difference:
     """Compare a faulty run with its control."""
     samples: list[str] = []
-    lost = extra = changed = 0
+    lost = extra = 0
     for kind, wanted, given in (("window", control.windows, faulty.windows), ("error", control.errors, faulty.errors)):
-        for row in wanted.keys() - given.keys():
-            lost += 1
-            samples.append(f"{kind} {row} is missing")
-        for row in given.keys() - wanted.keys():
-            extra += 1
-            samples.append(f"{kind} {row} is too much")
-    for row in control.windows.keys() & faulty.windows.keys():
-        if control.windows[row] != faulty.windows[row]:
-            changed += 1
-            samples.append(f"window {row}: {control.windows[row]} expected, {faulty.windows[row]} given")
+        missing, added = wanted.keys() - given.keys(), given.keys() - wanted.keys()
+        lost, extra = lost + len(missing), extra + len(added)
+        samples += [f"{kind} {row} is missing" for row in missing]
+        samples += [f"{kind} {row} is too much" for row in added]
+    both = control.windows.keys() & faulty.windows.keys()
+    changed = [row for row in both if control.windows[row] != faulty.windows[row]]
+    samples += [f"window {row}: {control.windows[row]} expected, {faulty.windows[row]} given" for row in changed]
     state = [shard for shard in control.state if control.state[shard] != faulty.state.get(shard)]
     samples += [f"shard {shard}: another state" for shard in state]
     return Difference(
@@ -252,7 +245,7 @@ def compare(control: Output, faulty: Output) -> Difference:
         len(control.errors),
         lost,
         extra,
-        changed,
+        len(changed),
         faulty.doubled,
         not state,
         tuple(samples[:MAX_SAMPLES]),
