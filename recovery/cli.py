@@ -142,23 +142,17 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show shards, versions, positions, windows open and closing next, sizes, and the lag where the job is given."""
-    from recovery.inspect.user_job import find_job, job_of, lag_of, load_pipeline
+    from recovery.inspect.user_job import job_of, lag_of, load_pipeline
 
     lag = None
-    if job is not None:
-        find_job(job)  # before Spark is started for it
-    with _opened(checkpoint, local_dir, spark or job is not None, master) as (opened, session):
+    with _opened(checkpoint, local_dir, spark, master, job) as (opened, session):
         shards = [opened.view(shard) for shard in tracked(opened.shards, "shards")]
         if job is not None:
             known = job_of(load_pipeline(job, session), session, opened.location, opened.manifest)
             lag = lag_of(known, session, shards)
         data = report.checkpoint_json(opened, shards, lag)
-    if as_json:
-        report.print_json(data)
-    else:
-        report.show_checkpoint(Console(), data)
-    if any(shard.problem or (shard.local and shard.local.problem) for shard in shards):
-        raise typer.Exit(1)
+    found = any(shard.problem or (shard.local and shard.local.problem) for shard in shards)
+    _answer(as_json, data, report.show_checkpoint, well=not found)
 
 
 @command
@@ -174,22 +168,16 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check checksums, lineage, indexes, counts and digests; with the job, also against the source."""
-    from recovery.inspect.user_job import find_job, load_pipeline, verify_against_source
+    from recovery.inspect.user_job import load_pipeline, verify_against_source
     from recovery.inspect.verify import PROBLEM, verify_checkpoint
 
-    if against_source is not None:
-        find_job(against_source)  # before Spark is started for it
-    with _opened(checkpoint, local_dir, spark or against_source is not None, master) as (opened, session):
+    with _opened(checkpoint, local_dir, spark, master, against_source) as (opened, session):
         findings = list(tracked(verify_checkpoint(opened), "checks"))
         if against_source is not None:
             pipeline = load_pipeline(against_source, session)
             findings += tracked(verify_against_source(opened, pipeline, session), "checks against the source")
-    if as_json:
-        report.print_json(report.findings_json(findings))
-    else:
-        report.show_findings(Console(), findings)
-    if any(finding.level == PROBLEM for finding in findings):
-        raise typer.Exit(1)
+    well = all(finding.level != PROBLEM for finding in findings)
+    _answer(as_json, report.findings_json(findings), report.show_findings, well=well)
 
 
 @command
@@ -265,10 +253,7 @@ def export(
             shown = opened.shown.get(shard)
             at = shown.commit.version if shown is not None else None
             written.append({"path": str(path), "rows": found.num_rows, "version": at})
-    if as_json:
-        report.print_json(written)
-    else:
-        report.show_rows(Console(), written)
+    _answer(as_json, written, report.show_rows)
 
 
 @command
@@ -295,17 +280,12 @@ def restore(
         if not dry_run:
             settle_in(checkpoint)
         with _opened(checkpoint, local_dir, True, master) as (opened, session):
-            plans = report.restore_plans(opened)
+            plans, count = report.restore_plans(opened), None
             if not dry_run:
                 listener = ProgressListener() if sys.stderr.isatty() else LoggingListener()
                 count = restore_ahead(opened, load_pipeline(job, session), session, [listener])
-    if as_json:
-        report.print_json({"dry_run": dry_run, "shards": plans, "restored": None if dry_run else count})
-    else:
-        report.show_rows(Console(), plans)
-        print("nothing was touched" if dry_run else report.restored(count, plans))
-    if any(plan["problem"] for plan in plans):
-        raise typer.Exit(1)
+    data = {"dry_run": dry_run, "shards": plans, "restored": count}
+    _answer(as_json, data, report.show_restore, well=not any(plan["problem"] for plan in plans))
 
 
 @command
@@ -435,8 +415,20 @@ def drill(
         raise typer.Exit(1)
 
 
+def _answer(as_json: bool, data: Any, show: Callable[[Console, Any], None], *, well: bool = True) -> None:
+    """Print what a command found; the exit code says whether all is well."""
+    if as_json:
+        report.print_json(data)
+    else:
+        show(Console(), data)
+    if not well:
+        raise typer.Exit(1)
+
+
 @contextmanager
-def _opened(location: str, local_dir: Path | None, ask: bool, master: str) -> Iterator[tuple[Checkpoint, Any]]:
+def _opened(
+    location: str, local_dir: Path | None, ask: bool, master: str, job: str | None = None
+) -> Iterator[tuple[Checkpoint, Any]]:
     """Open a checkpoint, and Spark beside it when it is asked for; stops that Spark at the end.
 
     Args:
@@ -444,9 +436,14 @@ def _opened(location: str, local_dir: Path | None, ask: bool, master: str) -> It
         local_dir: Local state of this host.
         ask: Ask Spark for the pointers.
         master: Spark's master.
+        job: A function that is to be run under Spark; it is found, and Spark started for it.
     """
+    if job is not None:
+        from recovery.inspect.user_job import find_job
+
+        find_job(job)
     opened = Checkpoint(location, local_dir)  # what is none is refused before Spark is started for it
-    if not ask:
+    if not ask and job is None:
         yield opened, None
         return
     from recovery.commit.pointer import RestoringPointer, state_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,7 +32,8 @@ _TIMES = ("start", "end", "_time", "expires")
 _WIDEST = 100_000
 _MOST_PLACES = 8
 _MORE = "there are more rows: narrow it with --from, --to, --key, --shard, or raise --limit"
-_STYLES = {PROBLEM: "bold red", NOTE: "yellow", SOUND: "green"}
+_STYLES = {SOUND: "green", NOTE: "yellow", PROBLEM: "bold red"}
+"""By level, in the order in which findings are drawn."""
 
 
 def checkpoint_json(
@@ -192,16 +194,15 @@ def _short(at: str | None) -> str | None:
     return at.replace("T", " ").removesuffix(".000Z").removesuffix("Z") if at is not None else None
 
 
-def show_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """Draw findings: problems last, where they are seen."""
-    order = {SOUND: 0, NOTE: 1, PROBLEM: 2}
-    for finding in sorted(findings, key=lambda found: order[found.level]):
-        line = plain(f"{finding.level:8} ", _STYLES[finding.level])
-        line.append_text(plain(f"{finding.check}: {finding.where}: {finding.what}", "default"))
-        if finding.command:
-            line.append_text(plain(f"; next: {finding.command}", "cyan"))
+def show_findings(console: Console, findings: Sequence[Mapping[str, str]]) -> None:
+    """Draw `findings_json`: problems last, where they are seen."""
+    for finding in sorted(findings, key=lambda found: list(_STYLES).index(found["level"])):
+        line = plain(f"{finding['level']:8} ", _STYLES[finding["level"]])
+        line.append_text(plain(f"{finding['check']}: {finding['where']}: {finding['what']}", "default"))
+        if finding["next"]:
+            line.append_text(plain(f"; next: {finding['next']}", "cyan"))
         console.print(line, soft_wrap=True)
-    counts = {level: sum(found.level == level for found in findings) for level in order}
+    counts = Counter(finding["level"] for finding in findings)
     console.print(f"{counts[SOUND]} sound, {counts[NOTE]} notes, {counts[PROBLEM]} problems", highlight=False)
 
 
@@ -350,6 +351,12 @@ def _found_here(shard: ShardView, *, ready: bool) -> str:
     if shard.record is None and shard.problem is not None:
         return "unknown"
     return "usable" if ready else "not usable" if shard.local is not None else "nothing"
+
+
+def show_restore(console: Console, data: Mapping[str, Any]) -> None:
+    """Draw what `rewind restore` found and did."""
+    show_rows(console, data["shards"])
+    print("nothing was touched" if data["dry_run"] else restored(data["restored"], data["shards"]))
 
 
 def restored(count: int, plans: Sequence[Mapping[str, Any]]) -> str:

@@ -84,7 +84,7 @@ SCENARIO = {
     [
         lambda console: report.show_rows(console, [{"key": HOSTILE, "start": HOSTILE}]),
         lambda console: report.show_rows(console, [{HOSTILE: 1}]),
-        lambda console: report.show_findings(console, [Finding(PROBLEM, HOSTILE, HOSTILE, HOSTILE, HOSTILE)]),
+        lambda console: report.show_findings(console, report.findings_json([Finding(PROBLEM, *[HOSTILE] * 4)])),
         lambda console: report.show_checkpoint(console, {**CHECKPOINT, "shards": [SHARD]}),
         lambda console: report.show_reset(
             console,
