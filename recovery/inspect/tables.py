@@ -31,7 +31,6 @@ from backend.store.protocol import Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows import panes, views
 from backend.windows.columns.grouping import split_keys
-from backend.windows.operator import WindowOperator
 from recovery.commit.pointer import COMMIT_KEY, CommitRecord, decode_record
 from recovery.inspect.checkpoint_view import Checkpoint, read_beside, readable, region_name
 from recovery.inspect.known_operator import known_join, store_of, type_of, window_operator
@@ -181,7 +180,7 @@ def _windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     schema, found = _window_schema(checkpoint), _committed(checkpoint, shard, wanted)
     if found is None:
         return schema.empty_table()
-    rows = _paned(found[0], wanted) if checkpoint.is_paned else _one_by_one(checkpoint, *found, wanted, schema)
+    rows = _paned(found[0], wanted) if checkpoint.is_paned else _one_by_one(checkpoint, *found, wanted)
     return pa.Table.from_pylist([{"shard": shard, **row} for row in rows], schema)
 
 
@@ -199,22 +198,22 @@ def _paned(store: MemoryStore, wanted: Wanted) -> Iterator[dict[str, Any]]:
 
 
 def _one_by_one(
-    checkpoint: Checkpoint, store: MemoryStore, record: CommitRecord, wanted: Wanted, schema: pa.Schema
+    checkpoint: Checkpoint, store: MemoryStore, record: CommitRecord, wanted: Wanted
 ) -> Iterator[dict[str, Any]]:
     """Give windows that are kept one by one: sliding ones, sessions, and those by number of messages."""
     operator = window_operator(checkpoint.operator)
     by_time = operator.spec.window.by_time
     if not by_time and (wanted.start is not None or wanted.end is not None):
         raise ValueError("from, to: windows by number of messages have no event time; allowed are none")
-    names, (first, last) = [column_of(name) for name in _key_names(operator)], _EDGES[by_time]
+    fields, (first, last) = _keys(checkpoint), _EDGES[by_time]
     for view in views.windows(operator.kind, Workspace(store, record.bounds), *wanted.times):
         if wanted.has_key(*(view.key or ("",))):
             yield {
                 first: view.start,
                 last: view.end,
                 **{
-                    name: arrow_value(value, schema.field(name).type)
-                    for name, value in zip(names, view.key or (), strict=False)
+                    field.name: arrow_value(value, field.type)
+                    for field, value in zip(fields, view.key or (), strict=False)
                 },
                 "messages": view.messages,
                 "offsets": " ".join(f"{s}/{p}:{low}-{high}" for (s, p), (low, high) in sorted(view.offsets.items())),
@@ -289,10 +288,13 @@ def _message_rows(checkpoint: Checkpoint, store: RocksStore, record: CommitRecor
         wanted.check_whole()
         return _stored_messages(store, wanted.table, checkpoint.operator)
     if isinstance(operator, JoinSpec):
-        return _side_rows(operator, work, wanted)
-    by_time = operator.spec.window.by_time  # by number of messages the view counts in offsets
-    table = views.messages(operator.kind, work, *(wanted.times if by_time else (MIN_TIME, MAX_TIME)))
-    keys = [python_values(table[name]) for name in _key_names(operator) if name in table.column_names]
+        side = operator.sides[SIDES.index(wanted.table)]
+        names, table = side.on, SideView(operator, side, work).get_messages(MIN_TIME, MAX_TIME)
+    else:
+        by_time = operator.spec.window.by_time  # by number of messages the view counts in offsets
+        names = tuple(name for name, _ in checkpoint.operator["keys"])
+        table = views.messages(operator.kind, work, *(wanted.times if by_time else (MIN_TIME, MAX_TIME)))
+    keys = [python_values(table[name]) for name in names if name in table.column_names]
     times = table[TIME].to_pylist() if TIME in table.column_names else [None] * table.num_rows
     return wanted.filtered(table, times, keys)
 
@@ -305,13 +307,6 @@ def _stored_messages(store: RocksStore, table: str, entry: dict[str, Any]) -> pa
         return found
     left = stamps(OFFSET_FIRST, keys)[STREAM].to_numpy() < entry["left_streams"]
     return found.filter(pa.array(left == (table == SIDES[0])))
-
-
-def _side_rows(join: JoinSpec, work: Workspace, wanted: Wanted) -> pa.Table:
-    """Give the messages of a join's side that can still be joined."""
-    side = join.sides[SIDES.index(wanted.table)]
-    table = SideView(join, side, work).get_messages(MIN_TIME, MAX_TIME)
-    return wanted.filtered(table, table[TIME].to_pylist(), [python_values(table[name]) for name in side.on])
 
 
 def _rows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
@@ -421,7 +416,3 @@ def chosen_columns(table: pa.Table, names: str | None) -> pa.Table:
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"--columns={names!r}: a column twice; allowed is each once")
     return table.select(chosen)
-
-
-def _key_names(operator: WindowOperator) -> list[str]:
-    return [field.name for field in operator.spec.key_fields]

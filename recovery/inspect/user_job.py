@@ -9,7 +9,6 @@ The function gets the session and returns a pipeline that is fully said but not 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,28 +58,25 @@ def session(master: str = "local[2]", *, conf: Mapping[str, str] | None = None) 
     root = str(ROOT)
     paths = [root, str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    scratch = tempfile.mkdtemp(prefix="rewind-spark-")
-    wanted = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "1g",
-        WORKER_TIME[0]: WORKER_TIME[1],
-        "spark.log.level": "ERROR",
-        OPTION[0]: OPTION[1],
-        "spark.driver.host": "localhost",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC -Dderby.system.home={scratch}",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.warehouse.dir": f"{scratch}/warehouse",
-        "spark.local.dir": f"{scratch}/local",
-        **(conf or {}),
-    }
-    try:
+    with tempfile.TemporaryDirectory(prefix="rewind-spark-", ignore_cleanup_errors=True) as scratch:
+        wanted = {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.driver.memory": "1g",
+            WORKER_TIME[0]: WORKER_TIME[1],
+            "spark.log.level": "ERROR",
+            OPTION[0]: OPTION[1],
+            "spark.driver.host": "localhost",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC -Dderby.system.home={scratch}",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+            "spark.local.dir": f"{scratch}/local",
+            **(conf or {}),
+        }
         spark = SparkSession.builder.master(master).appName("rewind").config(map=wanted).getOrCreate()
         yield spark
         spark.stop()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def find_job(name: str) -> Callable[[SparkSession], object]:
@@ -197,11 +193,10 @@ def verify_against_source(checkpoint: Checkpoint, pipeline: Pipeline, spark: Spa
                 histories[shard], records[shard] = history, with_rows(history)
         except RewindError as error:  # the others are looked at all the same
             yield _wrong(f"shard {shard}", error)
-    scratch = Path(tempfile.mkdtemp(prefix="rewind-verify-"))
     make = shard_maker(checkpoint, job)
-    try:
+    with tempfile.TemporaryDirectory(prefix="rewind-verify-", ignore_cleanup_errors=True) as scratch:
         try:
-            names = write_chunks(spark, job, str(scratch), "chunks", records, ARROW_ROWS)
+            names = write_chunks(spark, job, scratch, "chunks", records, ARROW_ROWS)
         except HistoryLost as error:
             yield _wrong(error.where, error)
             return
@@ -209,8 +204,8 @@ def verify_against_source(checkpoint: Checkpoint, pipeline: Pipeline, spark: Spa
             where = f"shard {shard}, commit {history.record.commit.name}"
             try:
                 logged = logged_chunks(make(query_id(checkpoint.location), shard), records[shard])
-                chunks = chain(read_chunks(str(scratch), names.get(shard, [])), logged)
-                restored = restore_shard(history, chunks, job.operator, scratch / f"shard-{shard}")
+                chunks = chain(read_chunks(scratch, names.get(shard, [])), logged)
+                restored = restore_shard(history, chunks, job.operator, Path(scratch, f"shard-{shard}"))
             except RewindError as error:
                 yield _wrong(where, error)
                 continue
@@ -218,8 +213,6 @@ def verify_against_source(checkpoint: Checkpoint, pipeline: Pipeline, spark: Spa
                 f"{restored.messages:,} replayed messages are the committed ones, in {restored.proofs} windows or panes"
             )
             yield Finding(SOUND, "against source", where, text)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _wrong(where: str, error: RewindError) -> Finding:
