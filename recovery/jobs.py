@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +17,10 @@ from backend.batch import Operator
 from recovery.changelog import Changelog, open_changelog
 from recovery.changelog import message_log as logged_messages
 from recovery.changelog.message_log import MessageLog
-from recovery.commit.option_sets import ByVersion
 from recovery.commit.spark_files import planned_time
 from recovery.files import Files, open_files
 from recovery.listener import RestoreListener
 from recovery.queue.entries import DIRECTORY, Queue
-from recovery.queue.seals import Decision
 from recovery.snapshots.publisher import Snapshots
 
 SNAPSHOTS_DIRECTORY = "rewind/snapshots"
@@ -163,18 +161,12 @@ class Incarnation:
     Attributes:
         checkpoint: Spark's checkpoint location.
         number: See `CommitRecord`.
-        operators: The operator by version.
-        queues: See `Queue.begins`.
-        planned: See `Queue`.
-        sealed: See `Queue`.
+        queue: The queue of each of its shards, with the operator by version.
     """
 
     checkpoint: str
     number: int
-    operators: ByVersion[Operator]
-    queues: bool
-    planned: int
-    sealed: Mapping[int, Decision]
+    queue: Queue
 
 
 def of_incarnation(
@@ -193,14 +185,8 @@ def of_incarnation(
         shard: The shard.
         version: The micro-batch.
     """
-    queue = Queue(
-        queue_files(start.checkpoint),
-        start.operators,
-        start.queues,
-        start.planned,
-        dict(start.sealed),
-    )
-    return replace(make(query_id, shard), operator=start.operators.at(version), incarnation=start.number, queue=queue)
+    operator = start.queue.operators.at(version)
+    return replace(make(query_id, shard), operator=operator, incarnation=start.number, queue=start.queue)
 
 
 def next_incarnation(checkpoint: str, planned: int) -> int:
