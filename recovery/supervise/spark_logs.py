@@ -46,20 +46,16 @@ class MicroBatchFailed(Exception):
     """A micro-batch failed; the supervisor has the error. Spark and py4j get this one, a line without a stack."""
 
 
-class _OwnErrors(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, (MicroBatchFailed, InterruptedError))
-
-
-_OWN_ERRORS = _OwnErrors()
+def _is_others(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (MicroBatchFailed, InterruptedError))
 
 
 @contextmanager
 def reported_by_us(spark: SparkSession) -> Iterator[None]:
     """Start a query in a block such that Spark does not print what is expected of its tasks."""
     for name in _PY4J:
-        logging.getLogger(name).addFilter(_OWN_ERRORS)  # the same one again changes nothing
+        logging.getLogger(name).addFilter(_is_others)  # the same one again changes nothing
     context = context_of(spark)
     before = context.getLocalProperty(PROPERTY)
     codes = "|".join(kind.__name__ for kind in RESTORABLE)
