@@ -168,25 +168,17 @@ class Incarnation:
     number: int
     queue: Queue
 
+    def job(self, make: Callable[[str, int], ShardJob], query_id: str, shard: int, version: int) -> ShardJob:
+        """Make the job of one shard in one micro-batch, for the tasks of this start.
 
-def of_incarnation(
-    make: Callable[[str, int], ShardJob],
-    start: Incarnation,
-    query_id: str,
-    shard: int,
-    version: int,
-) -> ShardJob:
-    """Make the job of one shard in one micro-batch for the tasks of one start of the query.
-
-    Args:
-        make: Makes the job of a shard under the options of today.
-        start: The start.
-        query_id: Spark's query id.
-        shard: The shard.
-        version: The micro-batch.
-    """
-    operator = start.queue.operators.at(version)
-    return replace(make(query_id, shard), operator=operator, incarnation=start.number, queue=start.queue)
+        Args:
+            make: Makes the job of a shard under the options of today.
+            query_id: Spark's query id.
+            shard: The shard.
+            version: The micro-batch.
+        """
+        operator = self.queue.operators.at(version)
+        return replace(make(query_id, shard), operator=operator, incarnation=self.number, queue=self.queue)
 
 
 def next_incarnation(checkpoint: str, planned: int) -> int:

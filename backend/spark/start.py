@@ -68,7 +68,7 @@ from recovery.commit.relocation import check_alone, settle_in
 from recovery.commit.spark_files import check_state, read_spark_file
 from recovery.failures import Kind, is_lasting, read
 from recovery.files import open_files
-from recovery.jobs import ShardJob, message_log, of_incarnation, shard_job, snapshots
+from recovery.jobs import ShardJob, message_log, shard_job, snapshots
 from recovery.restore.all_shards import restore_beside, restore_shards
 from recovery.restore.lineage import check_lineage
 from recovery.restore.replay import DIRECTORY as REPLAY_DIRECTORY
@@ -369,7 +369,7 @@ def _open(
         clear_unplanned(checkpoint)
         started = incarnation_of(checkpoint, terms.map(lambda one: one.operator), queue_bytes is not None)
         sealing.begin(started)
-        made = partial(of_incarnation, make, started)
+        made = partial(started.job, make)
         plan = ProcessorPlan(
             {value: shard for shard, value in enumerate(job.grouping)}, made,
             terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms,

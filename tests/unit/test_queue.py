@@ -59,7 +59,7 @@ from recovery.commit.option_sets import ByVersion
 from recovery.commit.pointer import At, Commit, Offer, Pointer, RestoringPointer, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import LocalFiles, open_files
-from recovery.jobs import Incarnation, ShardJob, of_incarnation
+from recovery.jobs import Incarnation, ShardJob
 from recovery.queue import entries, seals
 from recovery.queue.entries import Link, Queue, entries_behind, read_queue
 from recovery.queue.seals import Decision
@@ -278,7 +278,7 @@ def test_a_start_hands_its_tasks_the_seal_of_what_was_planned_and_not_committed(
     started = incarnation_of(place, operators, True)
     assert (started.queue.planned, started.queue.sealed) == (7, {0: Decision.QUEUED})
     assert seals.read_seal(place, 9) == {}, "it was taken back: what comes will be another micro-batch"
-    queue = of_incarnation(lambda *_: job, started, "q", 0, 7).queue
+    queue = started.job(lambda *_: job, "q", 0, 7).queue
     assert queue is not None
     assert (queue.planned, queue.sealed) == (7, {0: Decision.QUEUED})
     (tmp_path / "commits" / "7").write_text("v1")
