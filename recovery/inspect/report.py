@@ -329,10 +329,8 @@ def restore_plans(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     plans = []
     for shard in map(checkpoint.view, checkpoint.shards):
         record, local = shard.record, shard.local
-        here = local.commit if local is not None and local.problem is None else None
-        ready = record is None or here == record.commit
-        if record is not None and local is not None and here == record.parent and record.commit in local.staged:
-            ready = True
+        here, staged = (local.commit, local.staged) if local is not None else (None, ())
+        ready = record is None or here == record.commit or (here == record.parent and record.commit in staged)
         ranges = replay_ranges(record) if record is not None and not ready else {}
         plans.append(
             {
