@@ -34,20 +34,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from backend.boundary import OPTION, crossing_reader, token
 from backend.errors import UNDECODABLE, ControlDamaged, UnknownFormat, unknown_format
+from backend.spark.reading import streamed
 from backend.spark.resume import newest_planned
-from backend.spark.session.jvm import own_format
 from recovery.commit.option_sets import versions_in
 from recovery.commit.pointer import Commit
 from recovery.files import open_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 REQUEST_FORMAT = 2
 OFFSET_FORMAT = 1
@@ -127,16 +125,8 @@ def _logged(checkpoint: str, version: int) -> dict[str, Any]:
 
 def control_rows(spark: SparkSession, checkpoint: str) -> DataFrame:
     """Give the control stream: at most one row per micro-batch, columns `drain` and `adopt` (JSON)."""
-    own_name = own_format(spark, "rewind_control")
-
-    class Own(RewindControl):
-        @classmethod
-        def name(cls) -> str:
-            return own_name
-
-    spark.dataSource.register(Own)
-    start = {"start": uuid.uuid4().hex} if newest_planned(checkpoint) >= 0 else {}
-    return spark.readStream.format(own_name).options(path=checkpoint, **start, **{OPTION: token()}).load()
+    start = uuid.uuid4().hex if newest_planned(checkpoint) >= 0 else ""
+    return streamed(spark, ControlReader(checkpoint, start), "drain boolean, adopt string", iter, name="rewind_control")
 
 
 @dataclass
@@ -145,18 +135,6 @@ class Row(InputPartition):
 
     drain: bool
     adopt: str = "{}"
-
-
-class RewindControl(DataSource):
-    """Use `control_rows`."""
-
-    def schema(self) -> str:
-        """Give the schema."""
-        return "drain boolean, adopt string"
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Read the requests of a checkpoint."""
-        return crossing_reader(ControlReader(self.options["path"], self.options.get("start", "")), self.options)
 
 
 class ControlReader(DataSourceStreamReader):

@@ -38,17 +38,19 @@ def streamed(
     schema: str | StructType,
     stage: Stage,
     trigger_ms: int = 0,
+    name: str = "rewind_source",
 ) -> DataFrame:
     """Return what a stage makes of a stream.
 
     Args:
         spark: The session.
-        reader: Plans micro-batches; its `read` gives a task's share as Arrow batches.
+        reader: Plans micro-batches; its `read` gives a task's share, as Arrow batches where the stage takes those.
         schema: Of what the stage gives.
         stage: For a task's share; runs where it was read.
         trigger_ms: The interval of the query's trigger; 0 for none.
+        name: Of the source, in Spark's plans.
     """
-    own_name = own_format(spark, "rewind_source")
+    own_name = own_format(spark, name)
     late = Deferred(stage)  # the processes that plan micro-batches never need it
 
     class Read(DataSource):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from unittest.mock import MagicMock
+from typing import Any, cast
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from backend.errors import ControlDamaged, UnknownFormat
+from backend.spark import control
 from backend.spark.control import (
     ControlReader,
     ask_to_adopt,
@@ -201,15 +202,14 @@ def test_requests_that_are_done_before_what_spark_retains_go_but_for_the_newest(
     assert there(tmp_path) == numbers[4:]
 
 
-def test_each_start_asks_for_a_row_of_its_own_also_in_one_process(tmp_path):
+def test_each_start_asks_for_a_row_of_its_own_also_in_one_process(tmp_path, monkeypatch):
     planned(tmp_path, {"format": 1, "asked": 0})
-    spark = MagicMock()
-    starts = []
+    readers: list[ControlReader] = []
+    monkeypatch.setattr(control, "streamed", lambda _, reader, *__, **___: readers.append(reader))
     for _ in range(3):
-        control_rows(spark, str(tmp_path))
-        starts.append(spark.readStream.format.return_value.options.call_args.kwargs["start"])
+        control_rows(cast(Any, None), str(tmp_path))
     at = {"format": 1, "asked": 0}
-    for start in starts:
-        after = ControlReader(str(tmp_path), start).latestOffset(at, LIMIT)
+    for reader in readers:
+        after = reader.latestOffset(at, LIMIT)
         assert after != at
         at = after

@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from backend.kafka_client.settings import KafkaSettings
 from backend.sources.archive_files import write_archive
 from backend.sources.kafka_reader import KafkaStreamReader, ReaderPlan
 from backend.spark import reading
-from backend.spark.control import RewindControl
+from backend.spark.control import control_rows
 from backend.spark.deferred import Deferred
 from backend.spark.pack import frames
 from backend.spark.pack.packing import PackPlan, packer
@@ -137,8 +137,10 @@ def test_what_plans_micro_batches_imports_no_stage(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_control_stream_imports_no_arrow_functions() -> None:
-    sent = cloudpickle.dumps(RewindControl)
-    ask = "reader = given({'path': '/nowhere'}).streamReader(None)\nassert reader.initialOffset()"
+    spark = Session()
+    control_rows(cast(Any, spark), "/nowhere")
+    sent = cloudpickle.dumps(spark.taken)
+    ask = "reader = given({}).streamReader(None)\nassert reader.initialOffset()"
     found = imports(sent, ask)
     assert "backend.spark.control" in found
     assert not {"fsspec", "pandas", "pyarrow.compute"}.intersection(found)
