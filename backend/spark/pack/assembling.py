@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -278,35 +279,41 @@ def _join(
     headers: Sequence[Header], tables: Sequence[pa.Table | None], starts: dict[tuple[int, int, int, int], int]
 ) -> pa.Table | None:
     """Raise `BEFORE` to what the earlier slices reached, then sort and drop duplicates."""
-    frames: list[_Frame] = []
+    frames: list[tuple[tuple[int, ...], tuple[int, ...], pa.Table]] = []
+    in_order = True
     for index, (header, table) in enumerate(zip(headers, tables, strict=True)):
         if table is None:
             continue
         floors = [starts[(index, part.stream, part.partition, part.first)] for part in header.slices]
-        frame = _Frame(table, alone=len(floors) == 1)
-        before = numbers(table, BEFORE)
-        if frame.alone:
+        before, offset = numbers(table, BEFORE), numbers(table, OFFSET)
+        if len(floors) == 1:
             before = np.maximum(before, floors[0])
+            in_order = in_order and bool((offset[1:] > offset[:-1]).all())
         else:
             before = before.copy()
             stream, partition = numbers(table, STREAM), numbers(table, PARTITION)
             for part, floor in zip(header.slices, floors, strict=True):
                 mine = (stream == part.stream) & (partition == part.partition)
                 before[mine] = np.maximum(before[mine], floor)
-        frame.rows = table.set_column(RESERVED.index(BEFORE), MESSAGE_FIELDS[4], pa.array(before))
-        frames.append(frame)
+            in_order = in_order and rises(stream, partition, offset, strictly=True)
+        rows = table.set_column(RESERVED.index(BEFORE), MESSAGE_FIELDS[4], pa.array(before))
+        frames.append((_place(rows, 0), _place(rows, len(rows) - 1), rows))
     if not frames:
         return None
-    frames.sort(key=lambda frame: frame.first)
-    messages = _concatenated([frame.rows for frame in frames])
-    apart = all(earlier.last < later.first for earlier, later in pairwise(frames))
-    if apart and all(frame.rising() for frame in frames):
+    frames.sort(key=itemgetter(0))
+    messages = _concatenated([rows for _, _, rows in frames])
+    if in_order and all(last < first for (_, last, _), (first, _, _) in pairwise(frames)):
         return messages
     stream, partition, offset = (numbers(messages, name) for name in (STREAM, PARTITION, OFFSET))
     order = np.lexsort((offset, partition, stream))
     stream, partition, offset = stream[order], partition[order], offset[order]
     repeated = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1]) & (offset[1:] == offset[:-1])
     return taken_rows(messages, order[np.concatenate(([True], ~repeated))]).combine_chunks()
+
+
+def _place(rows: pa.Table, row: int) -> tuple[int, ...]:
+    """Return stream, source partition and offset of a row."""
+    return tuple(rows.column(name)[row].as_py() for name in (STREAM, PARTITION, OFFSET))
 
 
 def _concatenated(tables: list[pa.Table]) -> pa.Table:
@@ -323,36 +330,6 @@ def _most_bytes(column: pa.ChunkedArray) -> int:
     """Return how many bytes the texts of a dictionary's rows have at most."""
     texts = one_chunk(column).dictionary
     return len(column) * int(pc.max(pc.binary_length(texts)).as_py() or 0)
-
-
-class _Frame:
-    """A frame that has rows.
-
-    Args:
-        rows: Its rows.
-        alone: They are of one source partition.
-
-    Attributes:
-        rows: See above.
-        alone: See above.
-        first: Stream, source partition and offset of its first row.
-        last: Of its last one.
-    """
-
-    def __init__(self, rows: pa.Table, *, alone: bool) -> None:
-        self.rows, self.alone = rows, alone
-        self.first, self.last = self._place(0), self._place(len(rows) - 1)
-
-    def _place(self, row: int) -> tuple[int, int, int]:
-        stream, partition, offset = (self.rows.column(name)[row].as_py() for name in (STREAM, PARTITION, OFFSET))
-        return stream, partition, offset
-
-    def rising(self) -> bool:
-        """Return whether each row comes behind the one before it."""
-        offset = numbers(self.rows, OFFSET)
-        if self.alone:
-            return bool((offset[1:] > offset[:-1]).all())
-        return rises(numbers(self.rows, STREAM), numbers(self.rows, PARTITION), offset, strictly=True)
 
 
 def with_fields(messages: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
