@@ -36,7 +36,7 @@ _ARROW = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string(), "binar
 
 
 def report_schema(ddl: str) -> pa.Schema:
-    """Return what the rows of a report are in Arrow, given what they are for Spark.
+    """Return what rows that go to the sink are in Arrow, given what they are for Spark.
 
     >>> report_schema("shard int, metrics string").names
     ['shard', 'metrics']
