@@ -88,11 +88,10 @@ ERROR_SCHEMA = pa.schema(
         pa.field("value", pa.binary()),  # raw bytes when parsing failed; the fields as JSON otherwise
     ]
 )
-"""Rows of the errors output. Reasons: `malformed`, `poison` (a step raised), `no_event_time`, `in_future`,
-`out_of_range`, `out_of_retention`; of contexts also `out_of_order`."""
+"""Rows of the errors output. Reasons: `ERROR_REASONS` (`poison`: a step raised); of contexts also `out_of_order`."""
 
 RESULT_FIELDS = [
-    pa.field("reason", pa.string(), nullable=False),  # early | full | late | drain | retracted
+    pa.field("reason", pa.string(), nullable=False),  # of RESULT_REASONS
     pa.field("revision", pa.int32(), nullable=False),  # 0 for the first row of a (window, group key)
     pa.field("window_start", pa.int64()),  # ms; null for tuple windows
     pa.field("window_end", pa.int64()),  # ms, exclusive; sliding and session windows: the last event time (inclusive)
@@ -115,22 +114,10 @@ EDGES = FIRST | LAST
 """Columns of results that say with which messages a window by number of messages begins and ends, and where they come
 from. No two windows of a group key begin with the same message, but sliding ones that hold less than their size."""
 
-KNOWN_REASONS = frozenset(
-    [
-        "early",
-        "full",
-        "late",
-        "drain",
-        "retracted",
-        "malformed",
-        "poison",
-        "no_event_time",
-        "in_future",
-        "out_of_range",
-        "out_of_retention",
-    ]
-)
-"""Of results and of errors. Only these become names of metrics: a function of the user's can emit any text as one."""
+RESULT_REASONS = ("early", "full", "late", "drain", "retracted")
+ERROR_REASONS = ("malformed", "poison", "no_event_time", "in_future", "out_of_range", "out_of_retention")
+KNOWN_REASONS = frozenset(RESULT_REASONS + ERROR_REASONS)
+"""Only these become names of metrics: a function of the user's can emit any text as one."""
 
 ADDED_BY_SINKS = ("id", "version", "shard", "sequence", "batch")
 """Columns that sinks add to identify a result row (`batch` is the directory's): sinks put `_` behind
