@@ -28,27 +28,8 @@ from backend.batch import (
     TIME,
 )
 from backend.chunks import is_coded
-from backend.spark.pack.frames import (
-    ADOPT_IN,
-    BATCH_TIME_IN,
-    CODES_IN,
-    DRAIN_IN,
-    FORMAT,
-    KEY_IN,
-    MALFORMED_IN,
-    PACKED_ARROW,
-    RAW_IN,
-    SHARD_IN,
-    TIMESTAMP_FIELD,
-    TIMESTAMP_IN,
-    VERDICT_IN,
-    Header,
-    Slice,
-    column_name,
-    encode_header,
-    rises,
-    to_ipc_buffer,
-)
+from backend.spark.pack import frames
+from backend.spark.pack.frames import FORMAT, Header, Slice, column_name, encode_header, rises, to_ipc_buffer
 from backend.spark.pack.judging import Reasons, filled, judge, latest
 from backend.spark.pack.narrow import narrow
 from backend.steps import DROPPED, PASSED, POISON
@@ -115,16 +96,16 @@ def _version() -> int:
 
 def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     """Turn one Arrow batch of source rows into packed rows (`PACKED_ARROW`)."""
-    if DRAIN_IN in batch.schema.names:
+    if frames.DRAIN_IN in batch.schema.names:
         return _pack_control(batch, plan)
     batch, (stream, partition, offset) = _in_offset_order(batch)
-    shard = numbers(batch, SHARD_IN)
-    time_ms = int(batch.column(BATCH_TIME_IN)[0].as_py())
+    shard = numbers(batch, frames.SHARD_IN)
+    time_ms = int(batch.column(frames.BATCH_TIME_IN)[0].as_py())
     times = filled(batch.column(TIME), 0)
     reasons = _reasons(batch, time_ms, plan)
     good = np.array([reason is None for reason in reasons]) if reasons is not None else None
     refused = ~good if good is not None else None
-    if VERDICT_IN in batch.schema.names and (dropped := numbers(batch, VERDICT_IN) == DROPPED).any():
+    if frames.VERDICT_IN in batch.schema.names and (dropped := numbers(batch, frames.VERDICT_IN) == DROPPED).any():
         good = ~dropped if good is None else good & ~dropped
         refused = None if refused is None else refused & ~dropped
     before, slices, first = _prefix_maxima(stream, partition, offset, times, good)
@@ -133,18 +114,18 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     columns = [batch.column(name) for name in (STREAM, PARTITION, OFFSET)]
     carried = plan.carried({one.stream for one in slices})
     columns += [pa.array(times), pa.array(before), *(batch.column(column_name(f.name)) for f in carried)]
-    columns.append(batch.column(TIMESTAMP_IN))
+    columns.append(batch.column(frames.TIMESTAMP_IN))
     coded = plan.combining.coded if plan.combining is not None else {f.name for f in carried}
     kinds = [
         f.with_type(c.type) if f.name in coded and is_coded(c.type) else f
         for f, c in zip(carried, columns[5:-1], strict=True)
     ]
-    schema = pa.schema([*MESSAGE_FIELDS, *kinds, TIMESTAMP_FIELD])
+    schema = pa.schema([*MESSAGE_FIELDS, *kinds, frames.TIMESTAMP_FIELD])
     columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)]
     messages = pa.RecordBatch.from_arrays(columns, schema=schema)
 
     shards = np.unique(shard).tolist() if plan.by_partition else range(len(plan.grouping))
-    codes = numbers(batch, CODES_IN) if CODES_IN in batch.schema.names else None
+    codes = numbers(batch, frames.CODES_IN) if frames.CODES_IN in batch.schema.names else None
     found = _frames(messages, shard, codes, good, shards, plan)
     bad = np.flatnonzero(refused) if refused is not None else np.empty(0, np.int64)
     owners = shard[first]
@@ -210,7 +191,7 @@ def _first_of_repeated(messages: pa.RecordBatch) -> Mask | None:
 def _packed(rows: Sequence[tuple[int, bytes, Binary, Binary]]) -> pa.RecordBatch:
     shards, *binaries = zip(*rows, strict=True)
     columns = [pa.array(list(shards), pa.int32()), *map(_binaries, binaries)]
-    return pa.RecordBatch.from_arrays(columns, schema=PACKED_ARROW)
+    return pa.RecordBatch.from_arrays(columns, schema=frames.PACKED_ARROW)
 
 
 def _binaries(values: Sequence[Binary]) -> pa.BinaryArray:
@@ -225,10 +206,10 @@ def _binaries(values: Sequence[Binary]) -> pa.BinaryArray:
 
 def _pack_control(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     """Hand a control row to every shard."""
-    time_ms = int(batch.column(BATCH_TIME_IN)[0].as_py())
-    drain = any(batch.column(DRAIN_IN).to_pylist())
+    time_ms = int(batch.column(frames.BATCH_TIME_IN)[0].as_py())
+    drain = any(batch.column(frames.DRAIN_IN).to_pylist())
     adopt: dict[int, str] = {}
-    for text in batch.column(ADOPT_IN).to_pylist() if ADOPT_IN in batch.schema.names else ():
+    for text in batch.column(frames.ADOPT_IN).to_pylist() if frames.ADOPT_IN in batch.schema.names else ():
         adopt.update({int(shard): commit for shard, commit in json.loads(text).items()})
     header = encode_header(Header(FORMAT, time_ms, [], drain, adopt))
     return _packed([(value, header, None, None) for value in plan.grouping])
@@ -251,15 +232,15 @@ def _is_one(values: IntArray) -> bool:
 
 def _reasons(batch: pa.RecordBatch, time_ms: int, plan: PackPlan) -> Reasons | None:
     """Give the reason per row that is bad input, None for good rows; None when every row is good."""
-    malformed = batch.column(MALFORMED_IN)
-    reasons = judge(batch.column(TIME), batch.column(TIMESTAMP_IN), time_ms, plan.max_ahead_ms)
+    malformed = batch.column(frames.MALFORMED_IN)
+    reasons = judge(batch.column(TIME), batch.column(frames.TIMESTAMP_IN), time_ms, plan.max_ahead_ms)
     if reasons is None:
         if malformed.null_count == len(malformed):
             return None
         reasons = np.full(len(malformed), None, dtype=object)
     reasons[np.asarray(malformed.is_valid())] = "malformed"
-    if VERDICT_IN in batch.schema.names:
-        reasons[numbers(batch, VERDICT_IN) == POISON] = "poison"
+    if frames.VERDICT_IN in batch.schema.names:
+        reasons[numbers(batch, frames.VERDICT_IN) == POISON] = "poison"
     return reasons
 
 
@@ -267,8 +248,10 @@ def is_good(batch: pa.RecordBatch) -> pa.BooleanArray:
     """Tell which source rows the pack stage accepts without looking at a clock: a replay takes these."""
     time = batch.column(TIME)
     in_range = pc.and_(pc.greater_equal(time, MIN_EVENT_TIME), pc.less_equal(time, MAX_EVENT_TIME))
-    good = pc.and_(pc.is_null(batch.column(MALFORMED_IN)), pc.fill_null(in_range, False))
-    return pc.and_(good, pc.equal(batch.column(VERDICT_IN), PASSED)) if VERDICT_IN in batch.schema.names else good
+    good = pc.and_(pc.is_null(batch.column(frames.MALFORMED_IN)), pc.fill_null(in_range, False))
+    if frames.VERDICT_IN in batch.schema.names:
+        good = pc.and_(good, pc.equal(batch.column(frames.VERDICT_IN), PASSED))
+    return good
 
 
 def _prefix_maxima(
@@ -304,12 +287,12 @@ def _errors(batch: pa.RecordBatch, plan: PackPlan, reasons: Reasons | None, rows
         "stream": bad.column(STREAM),
         "partition": bad.column(PARTITION),
         "offset": bad.column(OFFSET),
-        "timestamp": bad.column(TIMESTAMP_IN),
+        "timestamp": bad.column(frames.TIMESTAMP_IN),
         "event_time": bad.column(TIME),
         "reason": pa.array(reasons[rows].tolist(), pa.string()),
-        "detail": pc.coalesce(bad.column(MALFORMED_IN), _details(bad, reasons[rows].tolist(), plan)),
-        "key": bad.column(KEY_IN),
-        "value": _received(bad.column(RAW_IN)),
+        "detail": pc.coalesce(bad.column(frames.MALFORMED_IN), _details(bad, reasons[rows].tolist(), plan)),
+        "key": bad.column(frames.KEY_IN),
+        "value": _received(bad.column(frames.RAW_IN)),
     }
     return _ipc(pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in ERROR_SCHEMA], schema=ERROR_SCHEMA))
 
@@ -325,8 +308,8 @@ def _received(values: pa.Array) -> pa.Array:
 
 def _details(bad: pa.RecordBatch, reasons: list[str], plan: PackPlan) -> pa.Array:
     """Say what was allowed, where a time was refused."""
-    time_ms = int(bad.column(BATCH_TIME_IN)[0].as_py())
-    bounds = latest(filled(bad.column(TIMESTAMP_IN), -1), time_ms, plan.max_ahead_ms or 0).tolist()
+    time_ms = int(bad.column(frames.BATCH_TIME_IN)[0].as_py())
+    bounds = latest(filled(bad.column(frames.TIMESTAMP_IN), -1), time_ms, plan.max_ahead_ms or 0).tolist()
     details = {
         "out_of_range": EVENT_TIMES,
         "no_event_time": "the event time is null",
