@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.chunks import is_str, is_text
-from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat, ValueInvalid
+from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat, ValueInvalid, unknown_format
 from backend.keys import beside, joined, to_binary, to_keys
 from backend.store.staging import VERIFY
 
@@ -219,8 +219,7 @@ class RowCodec:
         starts = np.cumsum(lengths) - lengths
         formats = data[starts[lengths > 0]]
         if (formats != FORMAT).any():
-            why = f"format {formats[formats != FORMAT][0]}, this release reads {FORMAT}"
-            raise UnknownFormat("a row has an unknown format", why=why, command="install the release that wrote it")
+            raise unknown_format("a row has an unknown format", f"format {formats[formats != FORMAT][0]}", FORMAT)
         if short.any():
             bad = int(np.argmax(short))
             raise _damaged(f"{lengths[bad]} bytes where the schema needs {self._head}")
