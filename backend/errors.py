@@ -29,6 +29,10 @@ UNDECODABLE = (
 _CODE = re.compile(r"\[rewind:([A-Za-z]+)\]")
 
 
+_KINDS: dict[str, type[RewindError]] = {}
+"""All of them by their codes."""
+
+
 class RewindError(Exception):
     """Base of all named errors.
 
@@ -44,6 +48,9 @@ class RewindError(Exception):
     def __init__(self, what: str, *, where: str = "", why: str = "", command: str = "") -> None:
         self.what, self.where, self.why, self.command = what, where, why, command
         super().__init__(message_of(self.code, what, where, why, command))
+
+    def __init_subclass__(cls) -> None:
+        _KINDS[cls.__name__] = cls
 
     @property
     def code(self) -> str:
@@ -249,15 +256,6 @@ class RestoreFailed(RewindError):
     """The supervisor gave up restoring after its bounded tries."""
 
 
-_KINDS: dict[str, type[RewindError]] = {}
-
-
-def _register(kind: type[RewindError]) -> None:
-    _KINDS[kind.__name__] = kind
-    for child in kind.__subclasses__():
-        _register(child)
-
-
 def code_of(line: str) -> str | None:
     """Return the code that a line begins with, as the message of a named error does; None for another line.
 
@@ -274,6 +272,4 @@ def code_of(line: str) -> str | None:
 
 def kind_of(code: str) -> type[RewindError]:
     """Give the class of a code; `RewindError` itself when the code is not known."""
-    if not _KINDS:
-        _register(RewindError)
     return _KINDS.get(code, RewindError)
