@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from backend.batch import RESERVED
 from backend.boundary import check_function, said, user_code
-from backend.chunks import faulty_rows, is_rebuilt, one_chunk, other_field, rebuilt
+from backend.chunks import contains, faulty_rows, is_rebuilt, one_chunk, other_field, rebuilt
 from backend.errors import UserCodeFailed, ValueInvalid
 from backend.python_rows import python_rows
 from backend.readable import readable
@@ -425,8 +425,7 @@ def _micros(kind: pa.DataType, units: Collection[str] = ("ns",)) -> pa.DataType:
 
 def _has_time(kind: pa.DataType) -> bool:
     """Return whether a type is a timestamp or a date, or has one within."""
-    own = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-    return own or any(_has_time(kind.field(number).type) for number in range(kind.num_fields))
+    return contains(kind, lambda one: pa.types.is_timestamp(one) or pa.types.is_date(one))
 
 
 def _misfits(column: pa.Array) -> list[int]:
