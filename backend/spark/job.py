@@ -27,7 +27,7 @@ from backend.spark.first_offsets import first_positions, known_positions, write_
 from backend.spark.pack import frames
 from backend.spark.pack.hashing import NAME, hashable
 from backend.spark.pack.pack_input import PackInput, Stage, selecting
-from backend.spark.pack.packing import PackPlan, packer
+from backend.spark.pack.packing import PackPlan, pack_control, packer
 from backend.spark.reading import replayed, streamed
 from backend.spark.task import batch_time
 from backend.steps import DEFAULT_POISON_LIMIT, Step, Steps, schema_after
@@ -250,8 +250,7 @@ class Job:
             plans: See `packer`.
             trigger_ms: See `streamed`.
         """
-        clock = partial(batch_time, checkpoint)
-        pack = packer(plans)
+        clock, grouping, pack = partial(batch_time, checkpoint), self.grouping, packer(plans)
         packed = []
         for number, side in enumerate(self.inputs):  # Spark's offset log has the sources in this order
             ask = getattr(side.source, "first_positions", None)
@@ -269,14 +268,11 @@ class Job:
                 rows = cast(BySpark, side.source).stream(spark)
                 packed.append(rows.mapInArrow(crossing(stage), frames.PACKED_SCHEMA))
 
-        def pack_control(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def handed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             time_ms = clock()
-            for batch in batches:
-                at = pa.repeat(pa.scalar(time_ms, pa.int64()), batch.num_rows)
-                names = [frames.BATCH_TIME_IN, frames.DRAIN_IN, frames.ADOPT_IN]
-                yield from pack(iter([pa.record_batch([at, batch.column(0), batch.column(1)], names)]))
+            return (pack_control(rows, grouping, time_ms) for rows in batches if rows.num_rows)
 
-        packed.append(control_rows(spark, checkpoint).mapInArrow(crossing(pack_control), frames.PACKED_SCHEMA))
+        packed.append(control_rows(spark, checkpoint).mapInArrow(crossing(handed_on), frames.PACKED_SCHEMA))
         return _union(packed)
 
     def replay(

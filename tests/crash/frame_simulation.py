@@ -72,11 +72,12 @@ class FrameWorld(World):
         rows = self._rows_of(version)
         rng.shuffle(rows)
         plan = packing.PackPlan(tuple(range(self.shards)), self.fields, False, planned.spec.max_ahead_ms, {0: "df"})
-        packed = packing.pack(self._arrow([], planned, drain=planned.drain, control=True), plan).to_pylist()
+        control = pa.record_batch({"drain": [planned.drain], "adopt": ["{}"]})
+        packed = packing.pack_control(control, plan.grouping, planned.time_ms).to_pylist()
         while rows:
             count = rng.randint(1, len(rows))
             part, rows = [replace(m, offset=0) for m in rows[:count]], rows[count:]
-            packed += packing.pack(self._arrow(part, planned, drain=False), plan).to_pylist()
+            packed += packing.pack(self._arrow(part, planned), plan).to_pylist()
         rng.shuffle(packed)
         mine = [assembling.Packed(r["header"], r["frame"], r["errors"]) for r in packed if r["shard"] == shard]
         return assembling.assemble(mine, positions, sources=[(0, 0)], fields=self.fields, ranked={0}, version=version)
@@ -86,10 +87,10 @@ class FrameWorld(World):
         low, high = starts.get(0, 0), self.batches[version].ends[0]
         return [message for message in self.source.messages[0] if low <= message.offset < high]
 
-    def _arrow(self, messages: list[Message], planned: Planned, **how: Any) -> pa.RecordBatch:
-        found = super()._arrow(messages, planned, **how)
+    def _arrow(self, messages: list[Message], planned: Planned) -> pa.RecordBatch:
+        found = super()._arrow(messages, planned)
         at = found.schema.get_field_index("_timestamp")
-        return found if at < 0 else found.set_column(at, found.schema.field(at), pa.nulls(found.num_rows, pa.int64()))
+        return found.set_column(at, found.schema.field(at), pa.nulls(found.num_rows, pa.int64()))
 
     def _refused(self, message: Message, planned: Planned) -> str | None:
         if message.time > MAX_EVENT_TIME:

@@ -117,8 +117,9 @@ class Hostile:
         packed = []
         for partition in sorted({m.partition for m in messages}):
             rows = [m for m in messages if m.partition == partition]
-            packed += packing.pack(self._arrow(rows, time_ms, None), plan).to_pylist()
-        packed += packing.pack(self._arrow([], time_ms, drain), plan).to_pylist()
+            packed += packing.pack(self._arrow(rows, time_ms), plan).to_pylist()
+        control = pa.record_batch({"drain": [drain], "adopt": ["{}"]})
+        packed += packing.pack_control(control, plan.grouping, time_ms).to_pylist()
         rows = [assembling.Packed(row["header"], row["frame"], row["errors"]) for row in packed]
         bad: list[dict[str, Any]] = []
 
@@ -168,26 +169,22 @@ class Hostile:
             )
             assert not bad or place in refused, f"{message} was counted"
 
-    def _arrow(self, rows: list[Sent], time_ms: int, drain: bool | None) -> pa.RecordBatch:
-        control = drain is not None
-        count = 1 if control else len(rows)
+    def _arrow(self, rows: list[Sent], time_ms: int) -> pa.RecordBatch:
+        count = len(rows)
         columns: dict[str, pa.Array] = {
             STREAM: pa.array([0] * count, pa.int32()),
-            PARTITION: pa.array([m.partition for m in rows] or [0], pa.int32()),
-            OFFSET: pa.array([m.offset for m in rows] or [0], pa.int64()),
-            TIME: pa.array([m.time for m in rows] or [0], pa.int64()),
+            PARTITION: pa.array([m.partition for m in rows], pa.int32()),
+            OFFSET: pa.array([m.offset for m in rows], pa.int64()),
+            TIME: pa.array([m.time for m in rows], pa.int64()),
             frames.SHARD_IN: pa.array([0] * count, pa.int32()),
             frames.TIMESTAMP_IN: pa.nulls(count, pa.int64()),
-            frames.KEY_IN: pa.array([m.key for m in rows] or [None], pa.binary()),
-            frames.RAW_IN: pa.array([m.raw for m in rows] or [None], pa.binary()),
-            frames.MALFORMED_IN: pa.array([m.malformed for m in rows] or [None], pa.string()),
+            frames.KEY_IN: pa.array([m.key for m in rows], pa.binary()),
+            frames.RAW_IN: pa.array([m.raw for m in rows], pa.binary()),
+            frames.MALFORMED_IN: pa.array([m.malformed for m in rows], pa.string()),
             frames.BATCH_TIME_IN: pa.array([time_ms] * count, pa.int64()),
         }
-        if control:
-            columns = {frames.BATCH_TIME_IN: columns[frames.BATCH_TIME_IN], frames.DRAIN_IN: pa.array([drain])}
-            return pa.RecordBatch.from_pydict(columns)
         for entry in self.fields:
-            columns[entry.name] = pa.array([getattr(m, entry.name) for m in rows] or [None], entry.type)
+            columns[entry.name] = pa.array([getattr(m, entry.name) for m in rows], entry.type)
         return pa.RecordBatch.from_pydict(columns)
 
 

@@ -360,41 +360,36 @@ class World(Faults):
             combining=combining,
         )
         for part in pieces_of(rng, messages):
-            packed += packing.pack(self._arrow(part, planned, drain=False), plan).to_pylist()
-        control = packing.pack(self._arrow([], planned, drain=planned.drain, control=True), plan)
-        packed += control.to_pylist()
+            packed += packing.pack(self._arrow(part, planned), plan).to_pylist()
+        control = pa.record_batch({"drain": [planned.drain], "adopt": ["{}"]})
+        packed += packing.pack_control(control, plan.grouping, planned.time_ms).to_pylist()
         rng.shuffle(packed)
         mine = [assembling.Packed(r["header"], r["frame"], r["errors"]) for r in packed if r["shard"] == shard]
         return assembling.assemble(
             mine, positions, sources=[(0, p) for p in range(self.partitions)], combining=combining
         )
 
-    def _arrow(
-        self, messages: list[Message], planned: Planned, *, drain: bool, control: bool = False
-    ) -> pa.RecordBatch:
+    def _arrow(self, messages: list[Message], planned: Planned) -> pa.RecordBatch:
         """Lay out source rows as the pack stage reads them."""
-        count = 1 if control else len(messages)
+        count = len(messages)
         key = self.spec.keys
         bad = [(m.partition, m.offset) in self.source.bad for m in messages]
         columns: dict[str, pa.Array] = {
-            STREAM: pa.array([m.stream for m in messages] or [0], pa.int32()),
-            PARTITION: pa.array([m.partition for m in messages] or [0], pa.int32()),
-            OFFSET: pa.array([m.offset for m in messages] or [0], pa.int64()),
-            TIME: pa.array([m.time for m in messages] or [0], pa.int64()),
+            STREAM: pa.array([m.stream for m in messages], pa.int32()),
+            PARTITION: pa.array([m.partition for m in messages], pa.int32()),
+            OFFSET: pa.array([m.offset for m in messages], pa.int64()),
+            TIME: pa.array([m.time for m in messages], pa.int64()),
             frames.SHARD_IN: pa.array(
-                [shard_of(tuple(m.fields[name] for name in key), self.shards) for m in messages] or [0], pa.int32()
+                [shard_of(tuple(m.fields[name] for name in key), self.shards) for m in messages], pa.int32()
             ),
-            frames.TIMESTAMP_IN: pa.array([written_ms(m) for m in messages] or [None], pa.int64()),
+            frames.TIMESTAMP_IN: pa.array([written_ms(m) for m in messages], pa.int64()),
             frames.KEY_IN: pa.nulls(count, pa.binary()),
             frames.RAW_IN: pa.nulls(count, pa.binary()),
-            frames.MALFORMED_IN: pa.array(["not JSON" if b else None for b in bad] or [None], pa.string()),
+            frames.MALFORMED_IN: pa.array(["not JSON" if b else None for b in bad], pa.string()),
             frames.BATCH_TIME_IN: pa.array([planned.time_ms] * count, pa.int64()),
         }
-        if control:
-            columns = {frames.BATCH_TIME_IN: columns[frames.BATCH_TIME_IN], frames.DRAIN_IN: pa.array([drain])}
-            return pa.RecordBatch.from_pydict(columns)
         for entry in self.fields:
-            columns[entry.name] = pa.array([m.fields[entry.name] for m in messages] or [None], entry.type)
+            columns[entry.name] = pa.array([m.fields[entry.name] for m in messages], entry.type)
         return pa.RecordBatch.from_pydict(columns)
 
     def _place(self, error: dict[str, Any]) -> Any:
@@ -502,7 +497,7 @@ class World(Faults):
         write = replay.chunk_writer(self.operator, self.fields, {shard: record}, self.checkpoint, "rewind/replay/run")
         pieces = pieces_of(self.random, messages)
         self.random.shuffle(pieces)
-        reports = write(self._arrow(part, self.batches[-1], drain=False) for part in pieces)
+        reports = write(self._arrow(part, self.batches[-1]) for part in pieces)
         return [report["name"] for batch in reports for report in batch.to_pylist()]
 
     # -- what must hold ---------------------------------------------------------------------------------------------

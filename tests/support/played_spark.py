@@ -367,10 +367,9 @@ class Undisturbed:
         pieces = [part for s in range(story.streams) for part in pieces_of(rng, [m for m in messages if m.stream == s])]
         batches = [packing.pack(story.arrow(part, time_ms), plan) for part in pieces]
         if control is not None:
-            names = [frames.BATCH_TIME_IN, frames.DRAIN_IN, frames.ADOPT_IN]
             adopt = json.dumps({str(s): commit for s, commit in control.adopt.items()})
-            row = [pa.array([time_ms], pa.int64()), pa.array([control.drain]), pa.array([adopt])]
-            batches.append(packing.pack(pa.record_batch(row, names), plan))
+            row = pa.record_batch({"drain": [control.drain], "adopt": [adopt]})
+            batches.append(packing.pack_control(row, plan.grouping, time_ms))
         rng.shuffle(batches)
         return [batch.to_pandas() for batch in batches]
 

@@ -104,9 +104,10 @@ def shard(tmp_path, monkeypatch):
 def packed(offsets, time_ms, *, drain=False, malformed=(), of=0):
     """Give what the shard gets of messages that come to shard `of`."""
     n = len(offsets)
+    plan = packing.PackPlan((12, 13), KEY, False, None, {0: "orders"})
     if drain:
-        columns = {"_drain": pa.array([True]), "_batch_ms": pa.array([time_ms], pa.int64())}
-        batch = pa.RecordBatch.from_pydict(columns)
+        row = pa.record_batch({"drain": [True], "adopt": ["{}"]})
+        rows = packing.pack_control(row, plan.grouping, time_ms).to_pandas()
     else:
         batch = pa.RecordBatch.from_pydict(
             {
@@ -123,8 +124,7 @@ def packed(offsets, time_ms, *, drain=False, malformed=(), of=0):
                 "key": pa.array(["a"] * n),
             }
         )
-    plan = packing.PackPlan((12, 13), KEY, False, None, {0: "orders"})
-    rows = packing.pack(batch, plan).to_pandas()
+        rows = packing.pack(batch, plan).to_pandas()
     return iter([rows[rows["shard"] == 12]])
 
 
@@ -485,9 +485,8 @@ def said(outputs):
 
 
 def control(time_ms, adopt):
-    columns = {"_drain": pa.array([False]), "_adopt": pa.array([json.dumps(adopt)]), "_batch_ms": pa.array([time_ms])}
-    batch = pa.RecordBatch.from_pydict(columns)
-    return iter([packing.pack(batch, packing.PackPlan((12,), KEY, False, None)).to_pandas()])
+    row = pa.record_batch({"drain": [False], "adopt": [json.dumps(adopt)]})
+    return iter([packing.pack_control(row, (12,), time_ms).to_pandas()])
 
 
 def test_a_shard_that_queues_says_nothing_and_is_woken_in_every_micro_batch(queueing):

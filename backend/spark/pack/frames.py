@@ -60,9 +60,6 @@ Windows that combine group by what routes, so they need not look at the texts ag
 VERDICT_IN = "_verdict"
 """Only where the input has steps (`backend.steps`)."""
 BATCH_TIME_IN = "_batch_ms"
-DRAIN_IN = "_drain"
-ADOPT_IN = "_adopt"
-"""Only in the rows of the control stream, which have the batch time beside them and nothing else; adoptions as JSON."""
 
 TIMESTAMP_FIELD = pa.field(OWN_TIMESTAMP, pa.int64())
 """`TIMESTAMP_IN` in frames, where fields have the names that the job gave them."""

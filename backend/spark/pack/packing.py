@@ -96,8 +96,6 @@ def _version() -> int:
 
 def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     """Turn one Arrow batch of source rows into packed rows (`PACKED_ARROW`)."""
-    if frames.DRAIN_IN in batch.schema.names:
-        return _pack_control(batch, plan)
     batch, (stream, partition, offset) = _in_offset_order(batch)
     shard = numbers(batch, frames.SHARD_IN)
     time_ms = int(batch.column(frames.BATCH_TIME_IN)[0].as_py())
@@ -204,15 +202,19 @@ def _binaries(values: Sequence[Binary]) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), len(values), [known, pa.py_buffer(ends.astype(np.int32)), content])
 
 
-def _pack_control(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
-    """Hand a control row to every shard."""
-    time_ms = int(batch.column(frames.BATCH_TIME_IN)[0].as_py())
-    drain = any(batch.column(frames.DRAIN_IN).to_pylist())
+def pack_control(rows: pa.RecordBatch, grouping: Sequence[int], time_ms: int) -> pa.RecordBatch:
+    """Hand the control row of a micro-batch to every shard.
+
+    Args:
+        rows: What `backend.spark.control` gives: `drain`, and `adopt` as JSON.
+        grouping: Grouping value per shard.
+        time_ms: The batch time that Spark logged.
+    """
     adopt: dict[int, str] = {}
-    for text in batch.column(frames.ADOPT_IN).to_pylist() if frames.ADOPT_IN in batch.schema.names else ():
+    for text in rows.column("adopt").to_pylist():
         adopt.update({int(shard): commit for shard, commit in json.loads(text).items()})
-    header = encode_header(Header(FORMAT, time_ms, [], drain, adopt))
-    return _packed([(value, header, None, None) for value in plan.grouping])
+    header = encode_header(Header(FORMAT, time_ms, [], any(rows.column("drain").to_pylist()), adopt))
+    return _packed([(value, header, None, None) for value in grouping])
 
 
 def _in_offset_order(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[IntArray]]:
