@@ -19,7 +19,6 @@ with every other one within the time range, so there is one shard.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import pyarrow as pa
 
@@ -96,33 +95,30 @@ def join(
             raise ValueError(f"{side}={given!r}: must be what stream(...) gives")
         if given.key:
             raise ValueError(f"{side}: key={list(given.key)!r} is not allowed in a join: messages are routed by `on`")
-    spec = partial(
-        join_spec,
-        on=on,
-        within=within,
-        how=how,
-        left_window=left_window,
-        right_window=right_window,
-        left_retention=left_retention,
-        right_retention=right_retention,
-        left_retention_messages=left_retention_messages,
-        right_retention_messages=right_retention_messages,
-        left_fields=left_fields,
-        right_fields=right_fields,
-        session_key=session_key,
-        message_key=message_key,
-        large_window=large_window,
-        large_window_messages=large_window_messages,
-        on_time_update_period=on_time_update_period,
-        late_update_period=late_update_period,
-        idle_after=idle_after,
-        max_ahead=max_ahead,
-    )
 
     def make(schemas: Sequence[pa.Schema], known: Known) -> Operator:
         return JoinOperator(
-            spec(
+            join_spec(
                 *schemas,
+                on=on,
+                within=within,
+                how=how,
+                left_window=left_window,
+                right_window=right_window,
+                left_retention=left_retention,
+                right_retention=right_retention,
+                left_retention_messages=left_retention_messages,
+                right_retention_messages=right_retention_messages,
+                left_fields=left_fields,
+                right_fields=right_fields,
+                session_key=session_key,
+                message_key=message_key,
+                large_window=large_window,
+                large_window_messages=large_window_messages,
+                on_time_update_period=on_time_update_period,
+                late_update_period=late_update_period,
+                idle_after=idle_after,
+                max_ahead=max_ahead,
                 left_streams=known.topics[0],
                 first_offsets=known.first_offsets,
                 stored_layout=known.operator.get("message_key"),
