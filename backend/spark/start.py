@@ -478,20 +478,15 @@ def _take_places(
     begins, right before the manifest that says the same. Before each of them the lease is looked at: of two starts at
     the same moment one has lost it by then, and would take from the other what that has taken.
     """
-    if stored is not None:
-        check()
-        open_sink()
     begun = has_begun(checkpoint)
-    if stored is None or not begun:
+    mine: list[Callable[[], object]] = [
+        *([partial(begin, anew=not begun)] if stored is None or not begun else []),
+        partial(record, checkpoint, settled),
+        partial(changelog.prepare, settled.shards, new=new),
+    ]
+    for step in [*mine, open_sink] if stored is None else [open_sink, *mine]:
         check()
-        begin(anew=not begun)
-    check()
-    record(checkpoint, settled)
-    check()
-    changelog.prepare(settled.shards, new=new)
-    if stored is None:
-        check()
-        open_sink()
+        step()
 
 
 def _begin_sink(sink: Sink, checkpoint: str, output: str, operator: Operator) -> None:
