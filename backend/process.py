@@ -25,7 +25,7 @@ restored together with everything else of the shard, and an attempt that Spark d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from types import MappingProxyType
 from typing import Any
@@ -324,8 +324,9 @@ def _checked(results: object, schema: pa.Schema) -> pa.Table:
             "the function of process() returned other fields than declared",
             why=f"{odd}: one of {results.select(schema.names).schema} and the declared {schema} has it",
         )
-    for field in _nulls(results, schema):
-        raise ValueInvalid("the function of process() returned a null where none is allowed", where=field)
+    nulls = [one.name for one in schema if not one.nullable and results.column(one.name).null_count]
+    if nulls:
+        raise ValueInvalid("the function of process() returned a null where none is allowed", where=nulls[0])
     try:
         made = results.select(schema.names).cast(schema)
         for name in schema.names:
@@ -348,7 +349,3 @@ def _is_lossy(found: pa.ChunkedArray, made: pa.ChunkedArray) -> bool:
     if types.is_date(made.type) and types.is_timestamp(found.type):
         return not made.cast(found.type).equals(found)
     return False
-
-
-def _nulls(results: pa.Table, schema: pa.Schema) -> Iterator[str]:
-    return (field.name for field in schema if not field.nullable and results.column(field.name).null_count)
