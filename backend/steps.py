@@ -236,11 +236,11 @@ class Steps:
         at, table = at[within], table.take(pa.array(within))
         verdict[at] = PASSED
         values = self._values(table) if len(at) else self.schema.empty_table()
-        columns = [_spread(one, at, rows.num_rows) for one in values.columns]
+        place = np.full(rows.num_rows, -1, np.int64)
+        place[at] = np.arange(len(at))
+        columns = map(one_chunk, values.take(pa.array(place, mask=place < 0)).columns)
         # a row that did not come back has no fields
-        absent = np.ones(rows.num_rows, bool)
-        absent[at] = False
-        made = pa.StructArray.from_arrays(columns, fields=list(self.schema), mask=pa.array(absent))
+        made = pa.StructArray.from_arrays([*columns], fields=list(self.schema), mask=pa.array(place < 0))
         raw = rows.column("fields") if pa.types.is_null(rows.column("raw").type) else rows.column("raw")
         out_columns = {name: rows.column(name) for name in rows.schema.names}
         out_columns |= {
@@ -502,14 +502,6 @@ def _places(table: pa.Table) -> pd.MultiIndex:
 
     names = ("_topic", "_partition", "_offset")
     return pd.MultiIndex.from_arrays([table.column(name).to_pandas() for name in names])
-
-
-def _spread(values: pa.ChunkedArray, at: npt.NDArray[np.int64], count: int) -> pa.Array:
-    """Return values at rows, null at the others."""
-    index = np.full(count, -1, np.int64)
-    index[at] = np.arange(len(at))
-    found = values.take(pa.array(index, mask=index < 0))
-    return one_chunk(found)
 
 
 def _sorted(table: pa.Table) -> list[Any]:
