@@ -207,8 +207,7 @@ def _frame(made: pa.RecordBatch) -> pd.DataFrame:
 
 def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pa.RecordBatch:
     """Return what an attempt made: a row per micro-batch that it ran, the metrics of all in the last one."""
-    results: list[bytes | None] = []
-    errors: list[bytes | None] = []
+    rows: list[dict[str, Any]] = []
     received, bad, leap_count, farthest = 0, [], 0, None
     for one in done.ran:
         given = one.read()
@@ -220,8 +219,13 @@ def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pa.Rec
         leap = leaps(given, one.before, plan.max_ahead_ms)
         leap_count += leap.count if leap is not None else 0
         farthest = leap or farthest
-        results.append(to_ipc(one.outcome.results) if one.outcome.results.num_rows else None)
-        errors.append(to_ipc(bad[-1]) if bad[-1].num_rows else None)
+        rows.append(
+            {
+                "queued_in": one.version if one.version != version else None,
+                "results": to_ipc(one.outcome.results) if one.outcome.results.num_rows else None,
+                "errors": to_ipc(bad[-1]) if bad[-1].num_rows else None,
+            }
+        )
     all_bad = bad[0] if len(bad) == 1 else pa.concat_tables([ERROR_SCHEMA.empty_table(), *bad])
     metrics = {**done.metrics, "received": received, "errors": all_bad.num_rows, **by_reason("errors", all_bad)}
     if farthest is not None:
@@ -229,16 +233,6 @@ def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pa.Rec
         metrics |= {"leaps": leap_count, "leap": f"{where}: by {farthest.by_ms} ms"}
     if done.ran:
         metrics["commit"] = done.pointer.commit.name
-    count = max(1, len(done.ran))
-    queued_in = [one.version if one.version != version else None for one in done.ran] or [None]
-    return pa.RecordBatch.from_pydict(
-        {
-            "shard": [shard] * count,
-            "version": [version] * count,
-            "queued_in": queued_in,
-            "results": results or [None],
-            "errors": errors or [None],
-            "metrics": [*[None] * (count - 1), json.dumps(metrics)],
-        },
-        schema=OUTPUT,
-    )
+    rows = rows or [{}]
+    rows[-1]["metrics"] = json.dumps(metrics)
+    return pa.RecordBatch.from_pylist([{"shard": shard, "version": version, **row} for row in rows], OUTPUT)
