@@ -166,7 +166,8 @@ def _frames(
             rows, shard = rows.take(pa.array(order)), shard[order]
     wanted = np.array(shards, np.int64)
     low, high = (np.searchsorted(shard, edges).tolist() for edges in (wanted, wanted + 1))
-    return {n: _ipc(rows.slice(a, b - a)) if a < b else None for n, a, b in zip(shards, low, high, strict=True)}
+    cuts = zip(shards, low, high, strict=True)
+    return {n: to_ipc_buffer(rows.slice(a, b - a)) if a < b else None for n, a, b in cuts}
 
 
 def _chosen(
@@ -296,7 +297,7 @@ def _errors(batch: pa.RecordBatch, plan: PackPlan, reasons: Reasons | None, rows
         "key": bad.column(frames.KEY_IN),
         "value": _received(bad.column(frames.RAW_IN)),
     }
-    return _ipc(pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in ERROR_SCHEMA], schema=ERROR_SCHEMA))
+    return to_ipc_buffer(pa.table([columns[f.name].cast(f.type) for f in ERROR_SCHEMA], schema=ERROR_SCHEMA))
 
 
 def _received(values: pa.Array) -> pa.Array:
@@ -325,9 +326,3 @@ def _details(bad: pa.RecordBatch, reasons: list[str], plan: PackPlan) -> pa.Arra
         ],
         pa.string(),
     )
-
-
-def _ipc(rows: pa.RecordBatch | pa.Table) -> Binary:
-    if not rows.num_rows:
-        return None
-    return to_ipc_buffer(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))
