@@ -11,8 +11,8 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -184,9 +184,11 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     while True:
         plan = None
         try:
-            with ExitStack() as taken:
-                plan = _plan(pipeline, spark, checkpoint, sink, options, used, taken)
-                return RewindQuery(plan)
+            with ExitStack() as undo:
+                plan = _plan(pipeline, spark, checkpoint, sink, options, used, undo)
+                query = RewindQuery(plan)
+                undo.pop_all()  # the query gives back what was taken, at its end
+                return query
         except Exception as error:
             failure = read(error)
             if plan is not None or failure.kind is not Kind.PASSES or is_lasting(failure):
@@ -205,9 +207,9 @@ def _plan(
     sink: Sink,
     options: StartOptions,
     used: bool,
-    taken: ExitStack,
+    undo: ExitStack,
 ) -> QueryPlan:
-    """Check everything and open what the query needs; the checkpoint's lease is held by `taken`."""
+    """Check everything and open what the query needs; `undo` gives back what was taken if the query does not start."""
     places, inside = _places(pipeline, checkpoint, sink, options)
     check_apart(places, inside=inside)
     check_usable([place for place in places if place[0] not in ("archive", "topics")], checkpoint)
@@ -249,9 +251,7 @@ def _plan(
             "query": stored.entries.get("query", uuid.uuid4().hex) if stored is not None else uuid.uuid4().hex,
         },
     )
-    lease = taken.enter_context(
-        lease_of(checkpoint, f"query {options.name!r}" if options.name is not None else "a query")
-    )
+    lease = take_lease(checkpoint, f"query {options.name!r}" if options.name is not None else "a query", undo)
     if (_is_used(checkpoint, used), has_begun(checkpoint), read_manifest(checkpoint)) != (used, begun, stored):
         raise CheckpointInUse(
             "another query ran on the checkpoint while this start waited for it",
@@ -259,7 +259,7 @@ def _plan(
             why="what this start had gone by is another now",
             command="start the query again",
         )
-    taken.enter_context(sole_use(sink, checkpoint))
+    use_alone(sink, checkpoint, undo)
     lease.check()
     clear_unplanned(checkpoint)
     return _open(spark, checkpoint, sink, options, job, entries, stored, used, lease)
@@ -272,23 +272,18 @@ def explain(pipeline: Pipeline, spark: SparkSession, options: StartOptions) -> s
     return explained(build_job(pipeline, spark, options, stored=None, first_offsets=first), options.snapshots)
 
 
-@contextmanager
-def lease_of(checkpoint: str, what: str) -> Iterator[Lease]:
-    """Take a checkpoint's lease for a query, which gives it back; given back here when the query does not start.
+def take_lease(checkpoint: str, what: str, undo: ExitStack) -> Lease:
+    """Take a checkpoint's lease for a query, which gives it back; `undo` does when the query does not start.
 
     Nothing is left of the first one that a checkpoint has: no older holder may still wake up to its number.
     """
     lease = take(checkpoint, what)
-    try:
-        yield lease
-    except BaseException:
-        lease.release(forget=lease.is_first)
-        raise
+    undo.callback(lease.release, forget=lease.is_first)
+    return lease
 
 
-@contextmanager
-def sole_use(sink: Sink, checkpoint: str) -> Iterator[None]:
-    """Take a sink object for a query, which frees it at its end (`_close`); freed here when the query does not start.
+def use_alone(sink: Sink, checkpoint: str, undo: ExitStack) -> None:
+    """Take a sink object for a query, which frees it at its end (`_close`); `undo` does when the query does not start.
 
     Raises:
         ValueError: Another query writes to it: what it knows of its query is that one's.
@@ -300,11 +295,7 @@ def sole_use(sink: Sink, checkpoint: str) -> Iterator[None]:
             f"sink={sink!r}: another query writes to it, that on {found[1]}: allowed is a sink of its own for each"
             " query, or this one when that query has ended"
         )
-    try:
-        yield
-    except BaseException:
-        _written.pop(id(sink), None)
-        raise
+    undo.callback(_written.pop, id(sink), None)
 
 
 def _close(sink: Sink, watch: SourceWatch) -> None:

@@ -516,14 +516,14 @@ def test_a_refused_start_leaves_the_checkpoint_as_it_was(spark, ran, tmp_path):
 
 def test_a_start_that_waited_for_another_query_does_not_go_by_what_it_saw_before(spark, tmp_path, monkeypatch):
     write(tmp_path / "archive", messages(100))
-    take = starting.lease_of
+    take = starting.take_lease
 
-    def late(checkpoint, what):
-        monkeypatch.setattr(starting, "lease_of", take)
+    def late(checkpoint, what, undo):
+        monkeypatch.setattr(starting, "take_lease", take)
         ended(start(spark, tmp_path))  # another host's query, which this start waits for
-        return take(checkpoint, what)
+        return take(checkpoint, what, undo)
 
-    monkeypatch.setattr(starting, "lease_of", late)
+    monkeypatch.setattr(starting, "take_lease", late)
     with pytest.raises(CheckpointInUse, match="another query ran on the checkpoint while this start waited for it"):
         start(spark, tmp_path)
     ended(start(spark, tmp_path))

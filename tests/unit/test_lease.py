@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from backend.errors import CheckpointInUse, CheckpointTaken, StorageFailed
-from backend.spark.start import lease_of
+from backend.spark.start import take_lease
 from recovery.commit import lease as module
 from recovery.commit.lease import DIRECTORY, Lease, check_free, leased, take
 from recovery.files import Files, open_files
@@ -295,7 +295,8 @@ def test_a_start_that_is_refused_leaves_nothing_unless_somebody_held_the_checkpo
     checkpoint = str(tmp_path / "checkpoint")
 
     def refused() -> list[str]:
-        with pytest.raises(ValueError, match="refused"), lease_of(checkpoint, "a query"):
+        with pytest.raises(ValueError, match="refused"), ExitStack() as undo:
+            take_lease(checkpoint, "a query", undo)
             raise ValueError("refused")
         return sorted(open_files(checkpoint).list(DIRECTORY))
 

@@ -13,6 +13,7 @@ import weakref
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -1040,8 +1041,7 @@ def test_a_sink_writes_for_one_query_at_a_time() -> None:
     sink: Any = SimpleNamespace(close=lambda: closed.append("sink"))
 
     def begin(sink: Any, checkpoint: str) -> None:
-        with start.sole_use(sink, checkpoint):
-            pass
+        start.use_alone(sink, checkpoint, ExitStack())
 
     begin(sink, "one")
     with pytest.raises(ValueError, match=r"sink=.*another query writes to it, that on one"):
@@ -1050,7 +1050,8 @@ def test_a_sink_writes_for_one_query_at_a_time() -> None:
     start._close(cast(Any, sink), cast(Any, watch))
     start._close(cast(Any, other), cast(Any, watch))
     assert closed == ["watch", "sink", "watch"]
-    with pytest.raises(LookupError), start.sole_use(cast(Any, sink), "two"):
+    with pytest.raises(LookupError), ExitStack() as undo:
+        start.use_alone(cast(Any, sink), "two", undo)
         raise LookupError("it did not start")
     begin(sink, "four")
     start._close(cast(Any, sink), cast(Any, watch))
