@@ -39,15 +39,7 @@ from backend.spark.pack.routing import MAX_SHARDS, grouping_values
 from backend.spark.processor import ShardProcessor
 from backend.spark.queueing import Sealing, incarnation_of, queue_limit
 from backend.spark.resume import check_resumable, clear_unplanned, has_begun, newest_planned
-from backend.spark.session.jvm import (
-    check_same_files,
-    context_of,
-    cores,
-    give_workers_time,
-    pins_threads,
-    speculates,
-    use_unix_sockets,
-)
+from backend.spark.session import jvm
 from backend.spark.session.settings import is_copied, session_entries, settings
 from backend.spark.session.versions import check_not_connect
 from backend.spark.shard_task import ProcessorPlan
@@ -217,9 +209,9 @@ def _plan(
     if options.standby and not publishes:
         raise ValueError("standby=1: copies are made of snapshots, which are off: allowed is 0, or snapshots=50 (say)")
     check_session(spark, snapshots=publishes)
-    check_same_files(spark, checkpoint)
-    give_workers_time(spark)
-    use_unix_sockets(spark)
+    jvm.check_same_files(spark, checkpoint)
+    jvm.give_workers_time(spark)
+    jvm.use_unix_sockets(spark)
     used = _is_used(checkpoint, used)
     begun = has_begun(checkpoint)
     stored = read_manifest(checkpoint)
@@ -435,7 +427,7 @@ def _open(
         beside=Beside(beside, queue_bytes or 0, keep_versions // 2, restoring),
         under_way=under_way,
         window_ends=WindowEnds() if every_ms == 0 else None,
-        end_restores=lambda: context_of(spark).cancelJobGroup(group),
+        end_restores=lambda: jvm.context_of(spark).cancelJobGroup(group),
         close=partial(_close, sink, watch),
         standby=standby_of(spark, checkpoint, make, job.shards, used, options.standby, local_dir) if every else None,
     )
@@ -752,7 +744,7 @@ def _read_as(side: str, field: pa.Field) -> str:
 def _default_shards(pipeline: Pipeline, inputs: list[Input], spark: SparkSession, options: StartOptions) -> int:
     if options.route == "partition":
         return max(1, sum(len(side.source.offsets(spark)) for side in inputs))
-    return 1 if pipeline.needs_order else max(1, cores(spark))
+    return 1 if pipeline.needs_order else max(1, jvm.cores(spark))
 
 
 def _spark_has_committed(checkpoint: str) -> bool:
@@ -830,12 +822,12 @@ def check_session(spark: SparkSession, *, snapshots: bool) -> None:
 
     if not isinstance(spark, Session):
         raise ValueError(f"spark={spark!r}: must be a SparkSession")
-    if not pins_threads():
+    if not jvm.pins_threads():
         raise ValueError(
             f"PYSPARK_PIN_THREAD={os.environ.get('PYSPARK_PIN_THREAD')!r}: jobs of a micro-batch run in another thread"
             " then, and their tasks do not know which one they belong to: allowed is 'true', before Spark is started"
         )
-    if speculates(spark) and not snapshots:
+    if jvm.speculates(spark) and not snapshots:
         raise ValueError(
             "spark.speculation='true': two attempts of one micro-batch may run on different executors, and without"
             " snapshots only one of them keeps the local state: allowed are 'false', or snapshots=50 (say)"

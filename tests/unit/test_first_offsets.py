@@ -13,6 +13,7 @@ from backend.errors import UnknownFormat
 from backend.spark import start
 from backend.spark.first_offsets import first_positions, known_positions
 from backend.spark.job import Input, Job
+from backend.spark.session import jvm
 from recovery.commit.manifest import read_manifest
 
 
@@ -123,8 +124,10 @@ def begin_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
     operator: Any = SimpleNamespace(replays=False)
     sink: Any = SimpleNamespace(describe=lambda: {"kind": "played"}, open=open_it, publish=None)
     changelog = SimpleNamespace(check=lambda *_, **__: None, prepare=lambda *_, **__: None)
-    for name in ("check_not_connect", "check_session", "check_same_files", "give_workers_time", "use_unix_sockets"):
+    for name in ("check_not_connect", "check_session"):
         monkeypatch.setattr(start, name, lambda *_, **__: None)
+    for name in ("check_same_files", "give_workers_time", "use_unix_sockets"):
+        monkeypatch.setattr(jvm, name, lambda *_, **__: None)
     monkeypatch.setattr(start, "_places", lambda *_: ([], set()))
     monkeypatch.setattr(start, "known_sources", lambda pipeline, *_: pipeline)
     monkeypatch.setattr(start, "build_job", make)
