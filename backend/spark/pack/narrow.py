@@ -44,6 +44,8 @@ class _Column(msgspec.Struct, frozen=True, array_like=True):
     from_time: bool
 
 
+Narrowed = tuple[_Column, npt.NDArray[np.unsignedinteger] | None]
+"""How a column is given, and its distances; None where all are the same."""
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[_Column])
 
 
@@ -156,9 +158,7 @@ def _numbered(texts: pa.Array, frames: int) -> pa.DictionaryArray | None:
     return pa.DictionaryArray.from_arrays(coded.indices.cast(pa.from_numpy_dtype(width)), coded.dictionary)
 
 
-def _narrowest(
-    values: Ints, times: Ints | None, at: int
-) -> tuple[_Column, npt.NDArray[np.unsignedinteger] | None] | None:
+def _narrowest(values: Ints, times: Ints | None, at: int) -> Narrowed | None:
     """Return how a column is given, and its distances; None where they would not be narrower."""
     own = _distances(values, None, at)
     if times is None or values.dtype != np.int64 or (own is not None and _bytes(own) < 2):
@@ -167,13 +167,11 @@ def _narrowest(
     return beside if beside is not None and (own is None or _bytes(beside) < _bytes(own)) else own
 
 
-def _bytes(found: tuple[_Column, npt.NDArray[np.unsignedinteger] | None]) -> int:
+def _bytes(found: Narrowed) -> int:
     return 0 if found[1] is None else found[1].itemsize
 
 
-def _distances(
-    values: Ints, times: Ints | None, at: int
-) -> tuple[_Column, npt.NDArray[np.unsignedinteger] | None] | None:
+def _distances(values: Ints, times: Ints | None, at: int) -> Narrowed | None:
     """Return how a column is given by its distances, from the event times if there are some, and these."""
     low, high = int(values.min()), int(values.max())
     no_time = low == NO_TIME < high
