@@ -203,24 +203,23 @@ def in_order(value: object) -> tuple[Any, ...] | None:
         return None
 
 
-def check_names(option: str, value: object, what: str) -> tuple[str, ...]:
-    """Return the names that an option gives: one, or a list of them.
+def check_names(option: str, value: object) -> tuple[str, ...]:
+    """Return the names of fields that an option gives: one, or a list of them.
 
     Args:
         option: Its name where it was given.
         value: What was given.
-        what: What a name stands for, such as `a field`.
 
     Raises:
         ValueError: It is neither.
 
-    >>> check_names("key", "a", "a field"), check_names("key", ["a", "b"], "a field")
+    >>> check_names("key", "a"), check_names("key", ["a", "b"])
     (('a',), ('a', 'b'))
     """
     names = (value,) if isinstance(value, str) else in_order(value)
     if names is None or not all(isinstance(name, str) and name for name in names):
         hint = " (a set has no order)" if names is None and isinstance(value, Set) else ""
-        raise ValueError(f"{option}={reprlib.repr(value)}: must be the name of {what}, or a list of names{hint}")
+        raise ValueError(f"{option}={reprlib.repr(value)}: must be the name of a field, or a list of names{hint}")
     return tuple(str.__str__(name) for name in names)  # of a subclass, such as an enum's, too
 
 

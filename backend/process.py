@@ -282,7 +282,7 @@ def _with_durations(declaration: Declaration, durations: Mapping[str, int | None
 
 
 def _check_fields(fields: Sequence[str]) -> tuple[str, ...]:
-    names = check_names("fields", fields, "a field")
+    names = check_names("fields", fields)
     reserved = sorted(set(names) & set(RESERVED))
     if reserved:
         raise ValueError(f"fields: {reserved} are in every message already; allowed are the source's own fields")

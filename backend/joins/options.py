@@ -47,7 +47,7 @@ def read_out(names: Sequence[str] | None, schema: pa.Schema, side: str) -> tuple
         raise ValueError(f"{side}_fields={names!r}: give a list of field names")
     if isinstance(names, Set):
         names = tuple(names)  # they come in the schema's order
-    for name in check_names(f"{side}_fields", names, "a field"):
+    for name in check_names(f"{side}_fields", names):
         if name not in schema.names:
             raise ValueError(f"{side}_fields: {name!r} is not a field; allowed are {schema.names}")
     return tuple(name for name in schema.names if name in set(names))
@@ -118,7 +118,7 @@ def read_session_key(
             "into every session of the other side, which is the same join without session windows"
         )
     names = [pair[LEFT] for pair in pairs]
-    wanted = names if value is None else check_names("session_key", value, "a field")
+    wanted = names if value is None else check_names("session_key", value)
     missing = [name for name in wanted if name not in names]
     if missing or not wanted:
         raise ValueError(

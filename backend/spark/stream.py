@@ -160,7 +160,7 @@ class Stream:
 
         def make(schemas: Sequence[pa.Schema], _: Known) -> Operator:
             [schema] = schemas
-            wanted = schema.names if fields is None else check_names("fields", fields, "a field")
+            wanted = schema.names if fields is None else check_names("fields", fields)
             unknown = sorted(set(wanted) - set(schema.names))
             if unknown:
                 raise ValueError(f"fields: {unknown} are not in the source; allowed are {', '.join(schema.names)}")
@@ -400,7 +400,7 @@ def stream(
         raise ValueError(
             f"source={reprlib.repr(source)}: allowed is what archive(...) or kafka(...) gives, or a streaming DataFrame"
         )
-    fields = () if key is None else check_names("key", key, "a field")
+    fields = () if key is None else check_names("key", key)
     if len(set(fields)) != len(fields):
         raise ValueError(f"key={key!r}: must be the name of a field, a list of different names, or None")
     if event_time is not None and (not isinstance(event_time, str) or not event_time):

@@ -185,7 +185,7 @@ def window_spec(
     if policies is not None and not isinstance(policies, Policies):
         raise ValueError(f"policies={policies!r}: allowed are policies(...) and None")
     check_kinds(aggregates)
-    keys = check_names("keys", keys, "a field")
+    keys = check_names("keys", keys)
     _check_names(schema, keys, aggregates)
     _check_ours(window, aggregates)
     if window.by_time and retention is None:

@@ -151,7 +151,7 @@ class OperatorTester:
         self._schemas = self._given = _schemas(schema, len(self._sides))
         self._described: list[list[dict[str, Any]]] | None = None
         self._steps: list[Steps] = []
-        self._event_time = () if event_time is None else check_names("event_time", event_time, "a field")
+        self._event_time = () if event_time is None else check_names("event_time", event_time)
         if len(self._event_time) not in (0, 1, len(self._sides)):
             raise ValueError(f"event_time={event_time!r}: allowed are None, a field, or a list of one per side")
         self._event_times: list[str | None] = [None]
