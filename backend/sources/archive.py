@@ -90,9 +90,9 @@ class ArchiveSource:
             SourceWentBack: Files came, or were replaced, below the positions.
         """
         archive = self.open()
-        found = archive.partitions()
+        archive.partitions()
         seen = Memory(*self.memory).seen
-        check_seen(self.path, archive.files, found, seen, seen.firsts, positions, all_stay=self.results)
+        check_seen(archive, seen, seen.firsts, positions)
 
     def open(self) -> Archive:
         """Return the archive, of which nothing is read yet."""
@@ -101,7 +101,7 @@ class ArchiveSource:
         kind = STRUCT if self.value.name == "typed" else BYTES
         return (ResultsArchive if self.results else Archive)(self.path, kind, self.only)
 
-    def look(self, archive: Archive | None = None) -> dict[TopicPartition, PartitionIndex]:
+    def look(self, archive: Archive) -> dict[TopicPartition, PartitionIndex]:
         """Return what is there: one listing, and the footers of files not seen before.
 
         Args:
@@ -110,15 +110,14 @@ class ArchiveSource:
         Raises:
             SourceInvalid: A file is of another topic than the query knows.
         """
-        archive = archive or self.open()
         found = archive.partitions()
         if self.known:
-            check_topics(self.path, archive, found, self.known)
-        return {key: index for key, index in found.items() if not self.only or key[0] in self.only}
+            check_topics(archive, self.known)
+        return found
 
     def offsets(self, spark: SparkSession | None = None) -> dict[TopicPartition, OffsetRange]:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it."""
-        return {key: index.range for key, index in self.look().items()}
+        return {key: index.range for key, index in self.look(self.open()).items()}
 
     def fields(self) -> StructType:
         """Give the schema of the parsed values; needs an active Spark session."""

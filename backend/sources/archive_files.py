@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import fsspec
 import numpy as np
@@ -17,11 +18,13 @@ import pyarrow.parquet as pq
 
 from backend.chunks import contains, is_coded, plain, repeated
 from backend.errors import SourceInvalid
-from backend.sources import OffsetRange
 from backend.sources.archive_footer import REQUIRED, readable
-from backend.sources.archive_index import Archive, Gap, Slice, check_rows, covered, gap_error
+from backend.sources.archive_index import Archive, Gap, check_rows, covered, gap_error
 from backend.sources.formats import MALFORMED
 from backend.texts import one_line
+
+if TYPE_CHECKING:
+    from backend.sources.archive_reader import Piece
 
 BATCH_ROWS = 131_072
 """Rows of one Arrow batch handed to Spark: large, because each batch costs a round trip."""
@@ -47,24 +50,12 @@ WRITE_SCHEMA = pa.schema(
 """What `write_archive` takes and writes; `value` may be a struct instead (format `typed`)."""
 
 
-def read_range(
-    uri: str,
-    topic: str,
-    partition: int,
-    wanted: OffsetRange,
-    slices: Sequence[Slice],
-    gaps: Sequence[OffsetRange],
-    schema: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
-    """Read the half-open offset range `wanted` of one source partition in offset order.
+def read_range(uri: str, wanted: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read the half-open offset range of one source partition in offset order.
 
     Args:
         uri: The archive.
-        topic: The topic.
-        partition: The source partition.
-        wanted: Half-open; offsets in declared gaps give no rows.
-        slices: What the index has for that range, in offset order.
-        gaps: The declared gaps that overlap it.
+        wanted: The range and what the index has for it.
         schema: Of the batches: `archive_index.REQUIRED` in this order, and `formats.MALFORMED` where values are
             structs. Fields of values that it does not have are not read. Texts that it has as a dictionary come as one
             where the file has a small one, else as texts.
@@ -74,9 +65,9 @@ def read_range(
         SourceDamaged: A file cannot be read.
     """
     filesystem, root = fsspec.core.url_to_fs(uri)
-    start, end = wanted
+    topic, partition, start, end, gaps = wanted.topic, wanted.partition, wanted.start, wanted.end, wanted.gaps
     expected = start
-    for piece in slices:
+    for piece in wanted.slices:
         where = f"{root}/{piece.path}"
         with readable(where), filesystem.open(where, "rb") as handle:
             parquet = pq.ParquetFile(handle, page_checksum_verification=True)
@@ -98,7 +89,7 @@ def read_range(
                     handle, metadata=parquet.metadata, page_checksum_verification=True, read_dictionary=coded
                 )
             for batch in _batches(parquet, groups, columns, rows_at_once, coded=bool(coded)):
-                rows = rows_of(batch, topic, partition, start, end)
+                rows = rows_of(batch, wanted)
                 expected = check_rows(rows.column("offset"), expected, gaps, piece.path, topic, partition)
                 if rows.num_rows:
                     yield cast(rows, own, where)
@@ -106,7 +97,7 @@ def read_range(
         if covered(gaps, expected, stop) != max(0, stop - expected):
             raise gap_error(piece.path, topic, partition, expected, stop)
     if covered(gaps, expected, end) != end - expected:
-        where = slices[-1].path if slices else uri
+        where = wanted.slices[-1].path if wanted.slices else uri
         raise gap_error(where, topic, partition, expected, end)
 
 
@@ -246,20 +237,20 @@ def _columns(schema: pa.Schema, here: pa.Schema) -> list[str]:
     return [*REQUIRED[:-1], *(f"value.{name}" for name in wanted)]
 
 
-def rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end: int) -> pa.RecordBatch:
+def rows_of(batch: pa.RecordBatch, wanted: Piece) -> pa.RecordBatch:
     """Return the rows of a range, with the columns that were not read because it is known what they are."""
     offset, count, names = batch.column("offset"), batch.num_rows, batch.schema.names
     masks, ends = [], pc.min_max(offset)
-    if not count or offset.null_count or ends["min"].as_py() < start or ends["max"].as_py() >= end:
-        masks = [pc.greater_equal(offset, start), pc.less(offset, end)]
+    if not count or offset.null_count or ends["min"].as_py() < wanted.start or ends["max"].as_py() >= wanted.end:
+        masks = [pc.greater_equal(offset, wanted.start), pc.less(offset, wanted.end)]
     if "partition" in names:
-        masks.append(pc.equal(batch.column("partition"), partition))
+        masks.append(pc.equal(batch.column("partition"), wanted.partition))
     else:
-        batch = batch.append_column("partition", pa.array(np.full(count, partition, np.int32)))
+        batch = batch.append_column("partition", pa.array(np.full(count, wanted.partition, np.int32)))
     if "topic" in names:
-        masks.append(pc.equal(batch.column("topic").cast(pa.string()), topic))
+        masks.append(pc.equal(batch.column("topic").cast(pa.string()), wanted.topic))
     else:
-        batch = batch.append_column("topic", repeated(topic, count))
+        batch = batch.append_column("topic", repeated(wanted.topic, count))
     if "key" not in names:
         batch = batch.append_column("key", pa.nulls(count, pa.binary()))
     mask = reduce(pc.and_, masks) if masks else None

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import msgspec
@@ -115,14 +115,19 @@ class Archive:
         uri: Path or fsspec URI of the directory.
         value: Kind that the values must be of, `archive_footer.BYTES` or `STRUCT`; None takes both.
         topics: What is wrong with others, beside them, is not looked at; empty is all.
+
+    Attributes:
+        found: The source partitions as of the last look.
+        all_stay: A file that was read must still be there, since those behind it have their offsets by it.
     """
 
     uri: str
     value: str | None = None
     topics: tuple[str, ...] = ()
     _read: dict[str, tuple[Stamp, FileEntry]] = field(default_factory=dict)
-    _checked: dict[TopicPartition, PartitionIndex] = field(default_factory=dict)
+    found: dict[TopicPartition, PartitionIndex] = field(default_factory=dict)
     _seen: object = None
+    all_stay: ClassVar[bool] = False
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
@@ -177,7 +182,7 @@ class Archive:
         listed, index_stamp = _listed(filesystem, root)
         seen = (index_stamp, listed)
         if seen == self._seen:
-            return self._checked
+            return self.found
         stored = read_index_file(filesystem, root) if index_stamp else IndexFile(FORMAT)
         cached = {entry.path: entry for entry in stored.files}
         found: dict[str, tuple[Stamp, FileEntry]] = {}
@@ -204,9 +209,9 @@ class Archive:
         for entry in wanted:
             self._check_value(entry)
         self._read, self._seen = found, None  # another look need not read it again
-        self._checked = check(wanted, [gap for gap in stored.gaps if not self.topics or gap.topic in self.topics])
+        self.found = check(wanted, [gap for gap in stored.gaps if not self.topics or gap.topic in self.topics])
         self._seen = seen
-        return self._checked
+        return self.found
 
     def write_index(self, gaps: Sequence[Gap] = ()) -> None:
         """Write the index file: caches the footers and declares `gaps`. The archive must be free of other gaps.

@@ -52,7 +52,13 @@ def row_schema(value: ValueFormat, names: Collection[str] | None = None) -> Stru
 
 @dataclass
 class Piece(InputPartition):
-    """One task's share: a half-open offset range of one source partition and the files it lies in."""
+    """One task's share: a half-open offset range of one source partition and the files it lies in.
+
+    Attributes:
+        slices: What the index has for the range, in offset order.
+        gaps: The declared gaps that overlap it: their offsets give no rows.
+        results: It is of a job's results.
+    """
 
     topic: str
     partition: int
@@ -120,9 +126,7 @@ class ArchiveReader:
 
 def read_piece(path: str, schema: pa.Schema, piece: Piece) -> Iterator[pa.RecordBatch]:
     """Read one piece, checked, as Arrow batches of the schema of `row_schema`."""
-    wanted = (piece.start, piece.end)
-    read = read_results if piece.results else read_range
-    return read(path, piece.topic, piece.partition, wanted, piece.slices, piece.gaps, schema)
+    return (read_results if piece.results else read_range)(path, piece, schema)
 
 
 class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -148,8 +152,7 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Give the end of the archive, for the lag in Spark's progress."""
-        index = self.index()
-        return self._offset(index, self.initialOffset(), {key: one.range[1] for key, one in index.items()})
+        return self._offset(self.initialOffset(), {key: index.range[1] for key, index in self.index().items()})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Give the end of the next micro-batch.
@@ -160,7 +163,7 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
         """
         known = _positions(start, "next")
         index = self.index()
-        self._check_seen(index, start, known)
+        self._check_seen(start, known)
         for key, position in known.items():
             if key not in index or index[key].range[1] < position:
                 raise SourceWentBack(
@@ -182,8 +185,8 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
                 bound = limit.max_rows if isinstance(limit, ReadMaxRows) else self._source.max_offsets_per_batch
                 latest = min(latest, partition.next_present(at) + bound)
             ends[key] = max(at, latest)
-        end = self._offset(index, start, ends)
-        self._memory.remember(self._archive.begun(self._memory.seen.files, ends), index, _positions(end, "first"), ends)
+        end = self._offset(start, ends)
+        self._memory.remember(self._archive, _positions(end, "first"), ends)
         return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -194,28 +197,19 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
         """
         starts, firsts = _positions(start, "next"), _positions(end, "first")
         index = self.index()
-        self._check_seen(index, end, _positions(end, "next"))
+        self._check_seen(end, _positions(end, "next"))
         return [
             piece
             for key, stop in sorted(_positions(end, "next").items())
             for piece in self.plan(index, key, starts.get(key, firsts[key]), stop)
         ]
 
-    def _check_seen(
-        self,
-        index: dict[TopicPartition, PartitionIndex],
-        offset: dict[str, Any],
-        positions: dict[TopicPartition, int],
-    ) -> None:
-        firsts = _positions(offset, "first")
-        seen, files = self._memory.seen, self._archive.files
-        check_seen(self._path, files, index, seen, firsts, positions, all_stay=self._source.results)
+    def _check_seen(self, offset: dict[str, Any], positions: dict[TopicPartition, int]) -> None:
+        check_seen(self._archive, self._memory.seen, _positions(offset, "first"), positions)
 
-    def _offset(
-        self, index: dict[TopicPartition, PartitionIndex], start: dict[str, Any], ends: dict[TopicPartition, int]
-    ) -> dict[str, Any]:
-        firsts = _positions(start, "first")
-        firsts = {key: firsts[key] if key in firsts else index[key].range[0] for key in ends}
+    def _offset(self, start: dict[str, Any], ends: dict[TopicPartition, int]) -> dict[str, Any]:
+        firsts, found = _positions(start, "first"), self._archive.found
+        firsts = {key: firsts[key] if key in firsts else found[key].range[0] for key in ends}
         return {"format": FORMAT, "next": offset_json(ends), "first": offset_json(firsts)}
 
 

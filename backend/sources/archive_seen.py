@@ -19,7 +19,7 @@ replay's count and digest only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,7 +28,7 @@ import xxhash
 from backend.errors import SourceInvalid, SourceWentBack
 from backend.sources import TopicPartition
 from backend.sources.archive_footer import FileEntry
-from backend.sources.archive_index import Archive, Gap, PartitionIndex, covered
+from backend.sources.archive_index import Archive, Gap, covered
 from recovery.files import open_files, read_struct
 
 FORMAT = 1
@@ -82,26 +82,25 @@ class Memory:
 
     def remember(
         self,
-        begun: Sequence[FileEntry],
-        found: Mapping[TopicPartition, PartitionIndex],
+        archive: Archive,
         firsts: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
     ) -> None:
         """Remember that everything below some offsets is read; durable on return.
 
         Args:
-            begun: What `Archive.begun` gives.
-            found: The archive's source partitions now.
+            archive: What is read, as of its last look.
             firsts: The first offset that was read, by source partition.
             ends: The next offset to read.
         """
         gaps = [
             Gap(topic, partition, *gap)
-            for (topic, partition), index in sorted(found.items())
+            for (topic, partition), index in sorted(archive.found.items())
             for gap in index.gaps
             if gap[0] < ends.get((topic, partition), gap[0])
         ]
-        now = Seen(FORMAT, sorted((*key, first) for key, first in firsts.items()), [*begun], gaps).sealed()
+        begun = archive.begun(self.seen.files, ends)
+        now = Seen(FORMAT, sorted((*key, first) for key, first in firsts.items()), begun, gaps).sealed()
         if now == self.seen:
             return
         if self.checkpoint:
@@ -127,55 +126,44 @@ class Memory:
         return found or Seen()  # nothing is read yet, or by a release that did not remember
 
 
-def check_topics(
-    uri: str, archive: Archive, found: Mapping[TopicPartition, PartitionIndex], known: tuple[str, ...]
-) -> None:
-    """Refuse files of topics that the query does not know.
+def check_topics(archive: Archive, known: tuple[str, ...]) -> None:
+    """Refuse files of topics that the query does not know, as of the last look.
 
     Raises:
         SourceInvalid: Names the file and the topic.
     """
-    strays = sorted({topic for topic, _ in found} - set(known))
+    strays = sorted({topic for topic, _ in archive.found} - set(known))
     if not strays:
         return
     path = next(path for path, entry in sorted(archive.files.items()) if strays[0] in {s.topic for s in entry.spans})
     raise SourceInvalid(
         f"the archive has a file of another topic, {strays[0]!r}",
-        where=f"{uri}/{path}",
+        where=f"{archive.uri}/{path}",
         why=f"the query reads {', '.join(known)}: what the archive held when it first started",
         command=f"remove the file, or leave the topic out: archive(..., topics={sorted(known)})",
     )
 
 
 def check_seen(
-    uri: str,
-    files: Mapping[str, FileEntry],
-    found: Mapping[TopicPartition, PartitionIndex],
-    seen: Seen,
-    firsts: Mapping[TopicPartition, int],
-    positions: Mapping[TopicPartition, int],
-    *,
-    all_stay: bool = False,
+    archive: Archive, seen: Seen, firsts: Mapping[TopicPartition, int], positions: Mapping[TopicPartition, int]
 ) -> None:
     """Check that nothing below the positions is there that was not there when they were passed.
 
     Args:
-        uri: The archive.
-        files: Its files now.
-        found: Its source partitions now.
+        archive: As of its last look.
         seen: What was remembered.
         firsts: The first offset that was read, by source partition; those that are not there are not judged by it.
         positions: The next offset to read.
-        all_stay: A file that was read must still be there, since those behind it have their offsets by it.
 
     Raises:
         SourceWentBack: Names the file.
     """
+    uri, files = archive.uri, archive.files
     passed: dict[TopicPartition, list[Gap]] = {}
     for gap in seen.gaps:
         passed.setdefault((gap.topic, gap.partition), []).append(gap)
     for key, position in sorted(positions.items()):
-        index = found.get(key)
+        index = archive.found.get(key)
         if index is None:
             continue
         where, lowest = f"{key[0]}-{key[1]}", index.slices[0]
@@ -205,7 +193,7 @@ def check_seen(
         # a digest of results that was remembered before they vouched for those before them is the beginning of one
         same = now is None or (now.bytes == old.bytes and (now.digest.startswith(old.digest) or not now.digest))
         begun = [span for span in old.spans if span.first < positions.get((span.topic, span.partition), span.first)]
-        if now is None and begun and all_stay:
+        if now is None and begun and archive.all_stay:
             raise SourceWentBack(
                 "results were taken away after they were read: the offsets of those behind them are by their number",
                 where=f"{uri}/{old.path}",
@@ -220,7 +208,7 @@ def check_seen(
             where=f"{uri}/{old.path}",
             # results have no lengths of their own here
             why=f"it held {before}, now {holds}, or one before it of its shard holds other rows"
-            if all_stay
+            if archive.all_stay
             else f"it held {before} in {old.bytes} bytes, now {holds} in {now.bytes}",
             command=f"put the file back as it was, and new messages into new files, {_ANEW}",
         )

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, ClassVar
 
 import fsspec
 import msgspec
@@ -35,11 +35,14 @@ import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
 from backend.errors import UNDECODABLE, HistoryLost, SourceDamaged, StorageFailed
-from backend.sources import OffsetRange, TopicPartition
+from backend.sources import TopicPartition
 from backend.sources.archive_files import batch_rows, cast, rows_of
 from backend.sources.archive_footer import STRUCT, FileEntry, Span, readable
 from backend.sources.archive_index import Archive, PartitionIndex, Slice
 from backend.sources.listing import files_below, is_folder, names_in
+
+if TYPE_CHECKING:
+    from backend.sources.archive_reader import Piece
 
 TOPIC = "results"
 TRIES = 4
@@ -64,6 +67,7 @@ class ResultsArchive(Archive):
     _chains: dict[int, str] = field(default_factory=dict)
     _changed: dict[int, int] = field(default_factory=dict)
     _by_inode: bool = True
+    all_stay: ClassVar[bool] = True
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
@@ -76,7 +80,7 @@ class ResultsArchive(Archive):
         for one in known:
             before.setdefault((one.spans[0].topic, one.spans[0].partition), []).append(one.path)
         found: list[FileEntry] = []
-        for key, index in self._checked.items():
+        for key, index in self.found.items():
             end = ends.get(key, 0)
             last = [_name(piece.path) for piece in index.cut(end - 1, end)[0]]
             named = {*last, *before.get(key, ())}
@@ -102,14 +106,14 @@ class ResultsArchive(Archive):
         listed = self._micro_batches(filesystem, root, newest)
         other = self._has_changed(filesystem, root, listed)
         if listed == self._listed and not other:
-            return self._checked
+            return self.found
         for tries_left in reversed(range(TRIES)):
             if self._listed.keys() - listed.keys() and tries_left:
                 time.sleep(REPLACED_S)  # where a filesystem cannot exchange directories, one is away for a moment
                 listed = self._micro_batches(filesystem, root, newest)
                 continue
             if other or not self._goes_on(listed):
-                self._listed, self._checked, self._entries, self._chains, other = {}, {}, {}, {}, False
+                self._listed, self.found, self._entries, self._chains, other = {}, {}, {}, {}, False
             found = self._found(filesystem, root, listed.keys() - self._listed.keys())
             again = listed
             if newest is None:  # what is up to there was there before this listing began
@@ -119,7 +123,7 @@ class ResultsArchive(Archive):
                 listed = again = dict.fromkeys(listed, 0)
             if again == listed:
                 self._append(listed, found)
-                return self._checked
+                return self.found
             listed = again
         raise StorageFailed(
             "the results of a job change while they are listed", where=self.uri, command="see who writes there"
@@ -165,7 +169,7 @@ class ResultsArchive(Archive):
         slices: dict[int, list[Slice]] = {}
         for version, shard, rows, digest, path in found:
             if shard not in slices:
-                index = self._checked.get((TOPIC, shard))
+                index = self.found.get((TOPIC, shard))
                 slices[shard] = [*index.slices] if index is not None else []
             before = slices[shard]
             first = before[-1].last + 1 if before else 0
@@ -177,7 +181,7 @@ class ResultsArchive(Archive):
             name = _name(path)
             self._entries[name] = FileEntry(name, rows, [span], f"{first} {digest} {chain}", STRUCT)
         made = {(TOPIC, shard): PartitionIndex(tuple(own)) for shard, own in slices.items()}
-        self._listed, self._checked = listed, dict(sorted((self._checked | made).items()))
+        self._listed, self.found = listed, dict(sorted((self.found | made).items()))
 
     def _whole(self, filesystem: fsspec.AbstractFileSystem, root: str) -> int | None:
         """Return the newest micro-batch that is whole; None where every one that is seen is."""
@@ -229,15 +233,7 @@ def _name_now(filesystem: fsspec.AbstractFileSystem, root: str, path: str) -> st
     return path
 
 
-def read_results(
-    uri: str,
-    topic: str,
-    partition: int,
-    wanted: OffsetRange,
-    slices: Sequence[Slice],
-    gaps: Sequence[OffsetRange],
-    schema: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
+def read_results(uri: str, wanted: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Read the half-open offset range of one shard, as `archive_files.read_range` does.
 
     Raises:
@@ -245,7 +241,7 @@ def read_results(
     """
     filesystem, root = fsspec.core.url_to_fs(uri)
     names = [field.name for field in schema.field("value").type]
-    for piece in slices:
+    for piece in wanted.slices:
         where, at = f"{root}/{piece.path}", piece.first
         with readable(where), _opened(filesystem, root, piece.path) as handle:
             parquet = pq.ParquetFile(handle, page_checksum_verification=True)
@@ -261,6 +257,6 @@ def read_results(
                     "timestamp": pa.nulls(len(offsets), pa.timestamp("ms", "UTC")),
                     "value": pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema)),
                 }
-                rows = rows_of(pa.RecordBatch.from_pydict(columns), topic, partition, *wanted)
+                rows = rows_of(pa.RecordBatch.from_pydict(columns), wanted)
                 if rows.num_rows:
                     yield cast(rows, schema, where)

@@ -27,6 +27,7 @@ from backend.sinks.directory import VersionedDirectory
 from backend.sources.archive_files import read_range, write_archive
 from backend.sources.archive_footer import REQUIRED
 from backend.sources.archive_index import INDEX_NAME, Archive
+from backend.sources.archive_reader import Piece
 from backend.spark.control import ControlReader, ask_to_drain
 from recovery.changelog.chunks import ChunkKey, cut
 from recovery.changelog.file import FileChangelog
@@ -162,7 +163,7 @@ def archived(job: Job) -> Any:
     uri = str(job.home / "archive")
     index = Archive(uri).partitions()["t", 0]
     schema = pa.schema([(name, kind) for name, kind in zip(REQUIRED, ARCHIVE_TYPES, strict=True)])
-    rows = read_range(uri, "t", 0, (0, 4500), *index.cut(0, 4500), schema)
+    rows = read_range(uri, Piece("t", 0, 0, 4500, *index.cut(0, 4500)), schema)
     return pa.Table.from_batches(rows, schema).to_pylist()
 
 

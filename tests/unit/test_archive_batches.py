@@ -14,6 +14,7 @@ from backend.errors import SourceDamaged, SourceGap, SourceInvalid
 from backend.sources import archive_files
 from backend.sources.archive_files import BATCH_BYTES, WRITE_SCHEMA, read_range, write_archive
 from backend.sources.archive_index import Archive
+from backend.sources.archive_reader import Piece
 from backend.sources.formats import MALFORMED, Parse
 from backend.sources.kafka_fetch import RECORDS
 
@@ -58,7 +59,7 @@ def test_the_topic_is_told_by_statistics_or_read(statistics: bool | list[str], t
     Archive(str(tmp_path / "x")).write_index([])
     for topic in ("a", "b"):
         slices, gaps = Archive(str(tmp_path / "x")).partitions()[topic, 0].cut(0, 6)
-        batches = list(read_range(str(tmp_path / "x"), topic, 0, (0, 6), slices, gaps, WRITE_SCHEMA))
+        batches = list(read_range(str(tmp_path / "x"), Piece(topic, 0, 0, 6, slices, gaps), WRITE_SCHEMA))
         found = pa.Table.from_batches(batches)
         assert found.schema == WRITE_SCHEMA
         assert found["topic"].to_pylist() == [topic] * 6
@@ -136,7 +137,7 @@ def table(topics: list[str], schema: pa.Schema, values: Any) -> pa.Table:
 def read(place: Path, rows: pa.Table, topic: str, schema: pa.Schema, **options: Any) -> list[pa.RecordBatch]:
     write_archive(place, rows, **options)
     slices, gaps = Archive(str(place)).partitions()[topic, 0].cut(0, rows.num_rows)
-    return list(read_range(str(place), topic, 0, (0, rows.num_rows), slices, gaps, schema))
+    return list(read_range(str(place), Piece(topic, 0, 0, rows.num_rows, slices, gaps), schema))
 
 
 def test_a_long_topic_that_is_not_read_is_counted(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_a_timestamp_beyond_those_of_spark_is_none(kind: pa.DataType, tmp_path: 
     (tmp_path / "a").mkdir()
     pq.write_table(rows, tmp_path / "a" / "own.parquet")
     slices, gaps = Archive(str(tmp_path / "a")).partitions()["t", 0].cut(0, 4)
-    found = pa.Table.from_batches(read_range(str(tmp_path / "a"), "t", 0, (0, 4), slices, gaps, RECORDS))
+    found = pa.Table.from_batches(read_range(str(tmp_path / "a"), Piece("t", 0, 0, 4, slices, gaps), RECORDS))
     us = found["timestamp"].cast(pa.int64()).to_pylist()
     assert us == [1_700_000_000_000, None, None, 1_700_000_001_000]
 
@@ -197,5 +198,5 @@ def test_a_file_that_lost_a_column_is_named(gone: str, tmp_path: Path) -> None:
     slices, gaps = Archive(str(tmp_path / "a")).partitions()["t", 0].cut(0, 5)
     pq.write_table(rows.drop_columns([gone]), file)
     with pytest.raises(SourceDamaged, match=gone) as caught:
-        list(read_range(str(tmp_path / "a"), "t", 0, (0, 5), slices, gaps, WRITE_SCHEMA))
+        list(read_range(str(tmp_path / "a"), Piece("t", 0, 0, 5, slices, gaps), WRITE_SCHEMA))
     assert file.name in str(caught.value.where)

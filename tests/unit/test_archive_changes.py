@@ -23,7 +23,7 @@ from backend.sources import archive_index
 from backend.sources.archive import ArchiveSource, archive
 from backend.sources.archive_files import WRITE_SCHEMA, read_range, write_archive
 from backend.sources.archive_index import INDEX_NAME, Archive
-from backend.sources.archive_reader import ArchiveStreamReader
+from backend.sources.archive_reader import ArchiveStreamReader, Piece
 from backend.sources.formats import MALFORMED, ValueFormat
 
 
@@ -358,7 +358,7 @@ def test_a_time_in_nanoseconds_is_rounded_down(tmp_path: Path) -> None:
     pq.write_table(messages([0, 1]).set_column(3, "timestamp", times), tmp_path / "a" / "a.parquet")
     schema = WRITE_SCHEMA.set(3, pa.field("timestamp", pa.timestamp("us", tz="UTC")))
     slices, gaps = Archive(str(tmp_path / "a")).partitions()["t", 0].cut(0, 2)
-    [batch] = read_range(str(tmp_path / "a"), "t", 0, (0, 2), slices, gaps, schema)
+    [batch] = read_range(str(tmp_path / "a"), Piece("t", 0, 0, 2, slices, gaps), schema)
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [-1, 1]
 
 
@@ -371,7 +371,7 @@ def typed(home: Path, value: pa.Array, declared: pa.DataType) -> pa.RecordBatch:
         pa.field(MALFORMED, pa.string())
     )
     slices, gaps = Archive(str(home)).partitions()["t", 0].cut(0, 1)
-    [batch] = read_range(str(home), "t", 0, (0, 1), slices, gaps, schema)
+    [batch] = read_range(str(home), Piece("t", 0, 0, 1, slices, gaps), schema)
     return batch
 
 
@@ -446,7 +446,7 @@ def test_fields_that_a_file_does_not_have_are_null(tmp_path: Path) -> None:
         pq.write_table(rows.set_column(5, "value", value), tmp_path / name / "a.parquet")
         schema = WRITE_SCHEMA.set(5, pa.field("value", pa.struct([("n", pa.int32()), ("later", pa.string())])))
         slices, gaps = Archive(str(tmp_path / name)).partitions()["t", 0].cut(0, 2)
-        [batch] = read_range(str(tmp_path / name), "t", 0, (0, 2), slices, gaps, schema)
+        [batch] = read_range(str(tmp_path / name), Piece("t", 0, 0, 2, slices, gaps), schema)
         n = 1 if name == "old" else None
         assert batch.column("value").to_pylist() == [{"n": n, "later": None}, None]
 

@@ -18,7 +18,7 @@ from backend.sources import archive_index
 from backend.sources.archive import archive
 from backend.sources.archive_files import WRITE_SCHEMA, read_range, write_archive
 from backend.sources.archive_index import INDEX_NAME, Archive, Gap, PartitionIndex, Slice, check_rows, covered
-from backend.sources.archive_reader import ArchiveReader
+from backend.sources.archive_reader import ArchiveReader, Piece
 from backend.spark.job import Input, Job
 from recovery.restore import replay
 
@@ -41,7 +41,7 @@ def declare(directory: Path, *gaps: tuple[int, int]) -> None:
 
 def read(directory: Path, start: int, end: int, *, topic: str = "t", partition: int = 0) -> list[int]:
     index = Archive(str(directory)).partitions()[topic, partition]
-    batches = read_range(str(directory), topic, partition, (start, end), *index.cut(start, end), WRITE_SCHEMA)
+    batches = read_range(str(directory), Piece(topic, partition, start, end, *index.cut(start, end)), WRITE_SCHEMA)
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 
@@ -125,7 +125,7 @@ def test_rows_missing_at_the_end_of_the_range_are_found(tmp_path: Path) -> None:
     index = Archive(str(tmp_path)).partitions()["t", 0]
     put(tmp_path, "a.parquet", [0, 1])
     with pytest.raises(SourceGap, match="offsets 2 to 2"):
-        list(read_range(str(tmp_path), "t", 0, (0, 3), *index.cut(0, 3), WRITE_SCHEMA))
+        list(read_range(str(tmp_path), Piece("t", 0, 0, 3, *index.cut(0, 3)), WRITE_SCHEMA))
 
 
 def test_declared_gaps_are_fine_and_only_those(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert read(tmp_path, 3, 8) == [3, 4, 5, 6, 7]
     assert read(tmp_path, 0, 3, partition=1) == [0, 1, 2]
     index = Archive(str(tmp_path)).partitions()["t", 0]
-    first = next(read_range(str(tmp_path), "t", 0, (3, 8), *index.cut(3, 8), WRITE_SCHEMA))
+    first = next(read_range(str(tmp_path), Piece("t", 0, 3, 8, *index.cut(3, 8)), WRITE_SCHEMA))
     assert first.slice(0, 1).to_pylist() == rows.filter(pc.field("offset") == 3).slice(0, 1).to_pylist()
 
 

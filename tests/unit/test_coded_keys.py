@@ -16,6 +16,7 @@ from backend.chunks import decoded, is_coded, plain
 from backend.sources import archive_files
 from backend.sources.archive_files import WRITE_SCHEMA, read_range
 from backend.sources.archive_index import Archive
+from backend.sources.archive_reader import Piece
 from backend.sources.formats import MALFORMED
 from backend.spark.pack import frames
 from backend.spark.pack.frames import from_ipc
@@ -51,7 +52,7 @@ def table(keys: pa.Array, absent: pa.Array | None = None) -> pa.Table:
 
 def read(place: Path, schema: pa.Schema, low: int, high: int) -> list[pa.RecordBatch]:
     slices, gaps = Archive(str(place)).partitions()["t", 0].cut(low, high)
-    return list(read_range(str(place), "t", 0, (low, high), slices, gaps, schema))
+    return list(read_range(str(place), Piece("t", 0, low, high, slices, gaps), schema))
 
 
 FILES: dict[str, tuple[pa.Array, dict[str, Any], bool]] = {

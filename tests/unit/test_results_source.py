@@ -20,7 +20,7 @@ from backend.sinks.parquet import ParquetSink
 from backend.sources import results_files
 from backend.sources.archive_files import BATCH_BYTES
 from backend.sources.archive_index import Slice
-from backend.sources.archive_reader import ArchiveStreamReader
+from backend.sources.archive_reader import ArchiveStreamReader, Piece
 from backend.sources.archive_seen import DIRECTORY, Memory
 from backend.sources.formats import ValueFormat
 from backend.sources.results import results_of
@@ -61,7 +61,7 @@ def publish(home: Path, story: Story, *versions: int) -> None:
 def read(home: Path, shard: int, start: int, end: int) -> list[tuple[int, str]]:
     archive = ResultsArchive(str(home / "out"))
     slices, gaps = archive.partitions()[TOPIC, shard].cut(start, end)
-    batches = read_results(str(home / "out"), TOPIC, shard, (start, end), slices, gaps, SCHEMA)
+    batches = read_results(str(home / "out"), Piece(TOPIC, shard, start, end, slices, gaps), SCHEMA)
     return [(row["offset"], row["value"]["id"]) for batch in batches for row in batch.to_pylist()]
 
 
@@ -99,7 +99,7 @@ def test_a_micro_batch_that_is_published_again_is_read_by_its_new_name(
         away, here = tmp_path / "away", tmp_path / "out" / slices[0].path.partition("/")[0]
         here.rename(away)
         monkeypatch.setattr(results_files.time, "sleep", lambda _: away.rename(here))
-    batches = read_results(place, TOPIC, 0, (0, 4), slices, gaps, SCHEMA)
+    batches = read_results(place, Piece(TOPIC, 0, 0, 4, slices, gaps), SCHEMA)
     assert [(row["offset"], row["value"]["id"]) for batch in batches for row in batch.to_pylist()] == wanted
 
 
@@ -108,7 +108,7 @@ def test_values_are_the_columns_asked_for(tmp_path: Path) -> None:
     publish(tmp_path, story, *range(6))
     place = str(tmp_path / "out")
     cut = ResultsArchive(place).partitions()[TOPIC, 0].cut(0, 3)
-    rows = [row for batch in read_results(place, TOPIC, 0, (0, 3), *cut, SCHEMA) for row in batch.to_pylist()]
+    rows = [row for batch in read_results(place, Piece(TOPIC, 0, 0, 3, *cut), SCHEMA) for row in batch.to_pylist()]
     first = next(row for rows in story.rows for row in rows if row[2] == 0)
     assert len(rows) == 3
     assert rows[0]["value"] | {"window_start": rows[0]["value"]["window_start"].timestamp() * 1000} == {
@@ -282,7 +282,9 @@ def test_long_results_come_in_small_batches(tmp_path: Path, same: bool) -> None:
     (tmp_path / "batch=0").mkdir()
     pq.write_table(pa.table({"a.b": values}), tmp_path / path)
     schema = SCHEMA.set(5, pa.field("value", pa.struct([("a.b", pa.binary())])))
-    batches = list(read_results(str(tmp_path), TOPIC, 0, (0, count), [Slice(path, 0, count - 1, count)], [], schema))
+    batches = list(
+        read_results(str(tmp_path), Piece(TOPIC, 0, 0, count, [Slice(path, 0, count - 1, count)], []), schema)
+    )
     assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(count))
     assert [row["a.b"] for batch in batches for row in batch.column("value").to_pylist()] == values
     assert max(batch.nbytes for batch in batches) < 2 * BATCH_BYTES
@@ -312,7 +314,7 @@ def test_what_is_there_is_checked(tmp_path: Path) -> None:
     [piece, *_] = ResultsArchive(str(tmp_path / "out")).partitions()[TOPIC, 0].slices
     longer = Slice(piece.path, piece.first, piece.last + 1, piece.count + 1)
     with pytest.raises(SourceDamaged, match="its name says"):
-        list(read_results(str(tmp_path / "out"), TOPIC, 0, (0, 1), [longer], [], SCHEMA))
+        list(read_results(str(tmp_path / "out"), Piece(TOPIC, 0, 0, 1, [longer], []), SCHEMA))
 
 
 def test_the_columns_are_those_of_the_first_results(tmp_path: Path) -> None:
