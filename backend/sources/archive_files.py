@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backend.chunks import contains, is_coded, plain, repeated
+from backend.chunks import contains, is_coded, plain, rebuilt, repeated
 from backend.errors import SourceInvalid
 from backend.sources.archive_footer import REQUIRED, readable
 from backend.sources.archive_index import Archive, Gap, check_rows, covered, gap_error
@@ -116,8 +116,7 @@ def _coded(parquet: pq.ParquetFile, groups: Sequence[int], schema: pa.Schema) ->
     rows = [parquet.metadata.row_group(group) for group in groups]
     if not paths or sum(group.num_rows for group in rows) < CODED_ROWS * len(groups):
         return []
-    leaves = [_leaf(parquet, path) for path in paths]
-    return paths if all(_are_few([group.column(leaf) for group in rows]) for leaf in leaves) else []
+    return paths if all(_are_few(_chunks(parquet, groups, path)) for path in paths) else []
 
 
 def _are_few(texts: Sequence[pq.ColumnChunkMetaData]) -> bool:
@@ -150,21 +149,21 @@ def _batches(
 
 def _row_groups(parquet: pq.ParquetFile, start: int, end: int) -> list[int]:
     """Leave out the row groups whose statistics exclude the range."""
-    at, chosen = _leaf(parquet, "offset"), []
-    for number in range(parquet.num_row_groups):
-        statistics = parquet.metadata.row_group(number).column(at).statistics
-        if statistics is None or not statistics.has_min_max or (statistics.min < end and statistics.max >= start):
-            chosen.append(number)
-    return chosen
+    found = [one.statistics for one in _chunks(parquet, range(parquet.num_row_groups), "offset")]
+    return [
+        number
+        for number, one in enumerate(found)
+        if one is None or not one.has_min_max or (one.min < end and one.max >= start)
+    ]
 
 
-def _leaf(parquet: pq.ParquetFile, path: str) -> int:
-    """Return the number of a column, as statistics have it: they are per leaf, a struct before one shifts it."""
+def _chunks(parquet: pq.ParquetFile, groups: Sequence[int], path: str) -> list[pq.ColumnChunkMetaData]:
+    """Return what the footer says of a column in row groups; it is per leaf, a struct before one shifts it."""
     schema = parquet.metadata.schema
     found = [number for number in range(parquet.metadata.num_columns) if schema.column(number).path == path]
     if not found:
         raise LookupError(f"there is no column {path!r}")
-    return found[0]
+    return [parquet.metadata.row_group(group).column(found[0]) for group in groups]
 
 
 def _is_all(parquet: pq.ParquetFile, groups: Sequence[int], path: str, value: object) -> bool:
@@ -172,8 +171,7 @@ def _is_all(parquet: pq.ParquetFile, groups: Sequence[int], path: str, value: ob
 
     A minimum and a maximum that are cut are never the same.
     """
-    at = _leaf(parquet, path)
-    found = [parquet.metadata.row_group(number).column(at).statistics for number in groups]
+    found = [one.statistics for one in _chunks(parquet, groups, path)]
     return all(
         one is not None
         and one.has_min_max
@@ -186,11 +184,9 @@ def _is_all(parquet: pq.ParquetFile, groups: Sequence[int], path: str, value: ob
 
 def _is_null(parquet: pq.ParquetFile, groups: Sequence[int], path: str) -> bool:
     """Return whether the statistics say that a column is null in every row of row groups: then it need not be read."""
-    at = _leaf(parquet, path)
-    found = [parquet.metadata.row_group(number).column(at) for number in groups]
     return all(
         one.statistics is not None and one.statistics.has_null_count and one.statistics.null_count == one.num_values
-        for one in found
+        for one in _chunks(parquet, groups, path)
     )
 
 
@@ -332,14 +328,8 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
             for field in kind
         ]
         return pa.StructArray.from_arrays(fields, fields=list(kind), mask=column.is_null())
-    if pa.types.is_list(kind) and _is_list(column.type):
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int32)
-        ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        return pa.ListArray.from_arrays(ends, _as(column.flatten(), kind.value_type), kind, mask=column.is_null())
-    if pa.types.is_map(kind) and pa.types.is_map(column.type):
-        column = column.take(np.arange(len(column)))  # a slice has the offsets of what it was cut from
-        sides = _as(column.keys, kind.key_type), _as(column.items, kind.item_type)
-        return pa.MapArray.from_arrays(column.offsets, *sides, type=kind, mask=column.is_null())
+    if (pa.types.is_list(kind) and _is_list(column.type)) or (pa.types.is_map(kind) and pa.types.is_map(column.type)):
+        return rebuilt(column, kind, _as)
     if pa.types.is_decimal128(kind) and pa.types.is_integer(column.type):
         column = column.cast(pa.decimal256(20 + max(0, kind.scale), kind.scale))  # room for the widest of integers
     if pa.types.is_timestamp(kind):

@@ -43,7 +43,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from backend.chunks import contains, one_chunk
+from backend.chunks import contains, is_rebuilt, one_chunk, rebuilt
 
 FEW_ROWS = 32
 """A block of so many rows is parsed row by row when it fails."""
@@ -122,7 +122,8 @@ class JsonColumns:
         self._type = pa.struct(list(schema))
         self._timezone = timezone
         self._zone = zone_of(timezone)
-        self._wire = _wire(self._type)
+        apart = contains(self._type, lambda kind: pa.types.is_map(kind) or pa.types.is_binary(kind))
+        self._wire = None if apart else pa.schema(list(_wire(self._type)))  # None: pyarrow does not read these
         self._decimals = contains(self._type, pa.types.is_decimal)
         _converter(self._type, self._zone)  # checks the types
 
@@ -151,22 +152,20 @@ class JsonColumns:
         data = _lines(values)
         if data is None or self._odd(data, values):
             return None
-        options = pj.ParseOptions(explicit_schema=pa.schema(list(self._wire or ())), unexpected_field_behavior="ignore")
+        options = pj.ParseOptions(explicit_schema=self._wire, unexpected_field_behavior="ignore")
         reading = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
             table = pj.read_json(pa.BufferReader(data), read_options=reading, parse_options=options)
+            if table.num_rows != len(values):  # one line was two objects
+                return None
+            if self._decimals:  # its parser does not look whether they are within their precision
+                table.validate(full=True)
+            columns = [
+                _converted(one_chunk(column), field.type, self._timezone)
+                for column, field in zip(table.columns, self._type, strict=True)
+            ]
         except pa.ArrowInvalid:
             return None
-        if table.num_rows != len(values):  # one line was two objects
-            return None
-        columns = []
-        for column, field in zip(table.columns, self._type, strict=True):
-            if self._decimals and not _is_valid(column):
-                return None
-            found = _converted(one_chunk(column), field.type, self._timezone)
-            if found is None:
-                return None
-            columns.append(found)
         return pa.StructArray.from_arrays(columns, fields=list(self._type))
 
     def _odd(self, data: bytes, values: pa.Array) -> bool:
@@ -228,56 +227,32 @@ def _lines(values: pa.Array) -> bytes | None:
 # ---- what pyarrow reads, and what that becomes
 
 
-def _wire(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type as which pyarrow reads a type; None where it cannot."""
+def _wire(kind: pa.DataType) -> pa.DataType:
+    """Return the type as which pyarrow reads a type."""
     if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
         return pa.string()
     if pa.types.is_struct(kind):
-        fields = [(field.name, _wire(field.type)) for field in kind]
-        return None if any(found is None for _, found in fields) else pa.struct(fields)
-    if pa.types.is_list(kind):
-        found = _wire(kind.value_type)
-        return None if found is None else pa.list_(pa.field(kind.value_field.name, found))
-    return None if pa.types.is_map(kind) or pa.types.is_binary(kind) else kind
+        return pa.struct([(field.name, _wire(field.type)) for field in kind])
+    return pa.list_(pa.field(kind.value_field.name, _wire(kind.value_type))) if pa.types.is_list(kind) else kind
 
 
-def _is_valid(column: pa.ChunkedArray) -> bool:
-    """Check whether decimals are within their precision, which pyarrow's parser does not look at."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
+def _converted(column: pa.Array, kind: pa.DataType, timezone: str) -> pa.Array:
+    """Return what pyarrow read as the type that is wanted.
 
-
-def _converted(column: pa.Array, kind: pa.DataType, timezone: str) -> pa.Array | None:
-    """Return what pyarrow read as the type that is wanted; None where that needs a look at each row."""
+    Raises:
+        ArrowInvalid: That needs a look at each row; or one has no such value, such as a 30th of February.
+    """
     if column.type == kind:
         return column
-    try:
-        if pa.types.is_struct(kind):
-            fields = [_converted(one, field.type, timezone) for one, field in zip(column.flatten(), kind, strict=True)]
-            if any(one is None for one in fields):
-                return None
-            return pa.StructArray.from_arrays(fields, fields=list(kind), mask=column.is_null())
-        if pa.types.is_list(kind):
-            values = _converted(column.values, kind.value_type, timezone)
-            return (
-                None
-                if values is None
-                else pa.ListArray.from_arrays(column.offsets, values, kind, mask=column.is_null())
-            )
-        if pa.types.is_date32(kind):
-            return column.cast(kind) if _all(column, _PLAIN_DATE) else None
-        if pa.types.is_timestamp(kind):
-            if kind.tz is not None and _all(column, _PLAIN_TIME, _ZONE):
-                return column.cast(kind)
-            if not _all(column, _PLAIN_TIME):
-                return None
-            return instants(column.cast(pa.timestamp("us")), timezone) if kind.tz is not None else column.cast(kind)
-    except pa.ArrowInvalid:  # such as a 30th of February
-        return None
-    return None
+    if is_rebuilt(kind):
+        return rebuilt(column, kind, lambda child, wanted: _converted(child, wanted, timezone))
+    if pa.types.is_date32(kind) and _all(column, _PLAIN_DATE):
+        return column.cast(kind)
+    if pa.types.is_timestamp(kind) and kind.tz is not None and _all(column, _PLAIN_TIME, _ZONE):
+        return column.cast(kind)
+    if pa.types.is_timestamp(kind) and _all(column, _PLAIN_TIME):
+        return instants(column.cast(pa.timestamp("us")), timezone) if kind.tz is not None else column.cast(kind)
+    raise pa.ArrowInvalid("the texts are not alike")
 
 
 def _all(column: pa.Array, pattern: str, zone: str = "") -> bool:
