@@ -11,7 +11,7 @@ stream saw. Spark keeps the offsets in its checkpoint; no consumer group's offse
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -113,7 +113,7 @@ class KafkaSource:
         wanted = self._available(ranges)
         self.check_replayable()
         options = {
-            "assign": _partitions(wanted),
+            "assign": json.dumps({topic: [number for name, number in wanted if name == topic] for topic, _ in wanted}),
             "startingOffsets": _by_topic({key: bounds[0] for key, bounds in wanted.items()}),
             "endingOffsets": _by_topic({key: bounds[1] for key, bounds in wanted.items()}),
             "failOnDataLoss": "true",
@@ -314,8 +314,9 @@ class KafkaSource:
         shares = {} if streaming else {"minPartitions": str(replay_tasks(spark))}
         rows = (
             reader.format("kafka")
-            .options(**IN_BULK, **shares)
-            .options(**connector_options(options, self.options, self.settings.for_spark()))
+            .options(**IN_BULK, **shares, **self.settings.for_spark())
+            .options(**self.options)  # whatever the case of a name, the option that is set last counts
+            .options(**options)
             .option("kafka.isolation.level", self.isolation)
             .option("includeHeaders", str(bool(self.headers)).lower())
             .load()
@@ -439,19 +440,6 @@ def _texts(given: object) -> bool:
     )
 
 
-def connector_options(*given: Mapping[str, str]) -> dict[str, str]:
-    """Return options of the connector, whose names come in any case: of a name the first that has it.
-
-    >>> connector_options({"assign": "a", "maxRecordsPerPartition": "5"}, {"maxrecordsperpartition": "7", "x": "1"})
-    {'assign': 'a', 'maxRecordsPerPartition': '5', 'x': '1'}
-    """
-    found: dict[str, str] = {}
-    for options in given:
-        known = {name.lower() for name in found}
-        found |= {name: value for name, value in options.items() if name.lower() not in known}
-    return found
-
-
 def _by_topic(values: Mapping[TopicPartition, int]) -> str:
     """Write the connector's JSON: topic -> partition -> offset.
 
@@ -459,18 +447,6 @@ def _by_topic(values: Mapping[TopicPartition, int]) -> str:
     '{"t": {"0": 5, "1": 7}}'
     """
     return json.dumps(offset_json(values))
-
-
-def _partitions(wanted: Iterable[TopicPartition]) -> str:
-    """Write the connector's JSON: topic -> partitions.
-
-    >>> _partitions([("t", 0), ("t", 1)])
-    '{"t": [0, 1]}'
-    """
-    topics: dict[str, list[int]] = {}
-    for topic, partition in wanted:
-        topics.setdefault(topic, []).append(partition)
-    return json.dumps(topics)
 
 
 def _ddl(text: str) -> list[tuple[str, str]]:

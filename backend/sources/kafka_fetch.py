@@ -100,7 +100,7 @@ def fetch(configuration: Mapping[str, str], topic: str, ranges: Mapping[int, Off
             try:
                 came = _by_range(next_messages(consumer, BULK, WAIT_S), asked, left)
             except KafkaException as error:
-                raise _refused(configuration, left[0].where, error) from None
+                raise left[0].refused(error) from None
             passed = [one for one, messages in came if one.done and any(m.error() is None for m in messages)]
             while came:
                 one, messages = came.pop()
@@ -113,13 +113,13 @@ def fetch(configuration: Mapping[str, str], topic: str, ranges: Mapping[int, Off
                     yield records
                     away_s = time.monotonic() - since
                     for other in left:
-                        other.silence.wait(away_s)
-                    one.silence.end()
+                        other.silent_since += away_s  # nobody asked for messages
+                    one.end_silence()
                 del records
                 one.judge(consumer, failed)
             left = [one for one in left if not one.done]
             for one in left:
-                one.silence.check(consumer, one.following, one.end)
+                one.check_silence(consumer)
             if left and passed:  # the client would go on with them, however much there is
                 consumer.incremental_unassign([one.position() for one in passed])
             if any(one.lost for one in left):
@@ -128,7 +128,7 @@ def fetch(configuration: Mapping[str, str], topic: str, ranges: Mapping[int, Off
 
 
 class _Range:
-    """What is left to be read of a source partition.
+    """What is left to be read of a source partition, how long no message of it has come, and what came instead.
 
     Args:
         configuration: The client's.
@@ -138,12 +138,14 @@ class _Range:
     Attributes:
         following: The offset that comes next.
         lost: The client has to be told again where to go on.
+        silent_since: When a message came, or what is here was begun, by the monotonic clock.
     """
 
     def __init__(self, configuration: Mapping[str, str], place: tuple[str, int], bounds: OffsetRange) -> None:
         self._configuration, self._place, self.where = configuration, place, "{}-{}".format(*place)
         self.following, self.end = bounds
-        self.silence, self.lost = _Silence(configuration, place), False
+        self.lost, self._why = False, "no answer"
+        self.end_silence()
 
     @property
     def done(self) -> bool:
@@ -168,7 +170,7 @@ class _Range:
         records = _records(good, topic, partition, self.following, self.end)
         if good:
             self.following = good[-1].offset() + 1
-            self.silence.end()
+            self.end_silence()
         return records, failed
 
     def judge(self, consumer: Any, failed: list[Any]) -> None:
@@ -176,7 +178,7 @@ class _Range:
         for message in failed:
             seen = self._judged(consumer, message)
             self.following, self.lost = max(self.following, seen), self.lost or seen < 0
-            self.silence.hear(message.error())
+            self._hear(message.error())
 
     def _judged(self, consumer: Any, message: Any) -> int:
         """Judge what came instead of a message; return the offset that it speaks of, 0 for none.
@@ -213,8 +215,64 @@ class _Range:
                 command=KEEP,
             )
         if error.fatal() or code in refusals():
-            raise _refused(self._configuration, self.where, KafkaException(error))
+            raise self.refused(KafkaException(error))
         return -1 if code in _damage() else 0
+
+    def end_silence(self) -> None:
+        """Begin anew: messages came."""
+        self.silent_since, self._torn = time.monotonic(), False
+        self._missing: tuple[float, Any] | None = None
+
+    def _hear(self, error: Any) -> None:
+        """Take note of what came instead of a message and may pass; the end of the partition, too."""
+        from confluent_kafka import KafkaError
+
+        torn = error.code() in _damage()
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._missing = None
+            return
+        if torn or not self._torn:  # what follows from a damage is no reason
+            self._why = str(error.str()) or self._why
+        self._torn |= torn
+        if error.code() in missing() and self._missing is None:  # the client says it once
+            self._missing = time.monotonic(), error
+
+    def check_silence(self, consumer: Any) -> None:
+        """Check that it has not lasted for too long.
+
+        Raises:
+            TopicMissing: The topic was not known `SETTLE_S` ago, and is not now.
+            SourceDamaged: For `STALL_S` there were none but damaged messages.
+            SourceUnavailable: For as long there was nothing.
+        """
+        from confluent_kafka import KafkaException
+
+        now = time.monotonic()
+        if self._missing is not None and now - self._missing[0] > SETTLE_S:
+            unknown = _is_unknown(consumer, self._place[0])
+            if unknown:
+                raise self.refused(KafkaException(self._missing[1]))
+            self._missing = (now, self._missing[1]) if unknown is None else None
+        if now - self.silent_since > STALL_S:
+            # a batch that does not match its checksum comes again and again
+            why = hidden(self._why, self._configuration)
+            raise (SourceDamaged if self._torn else SourceUnavailable)(
+                "Kafka gives no more messages",
+                where=self.where,
+                why=f"nothing for {STALL_S:.0f} s at offset {self.following} of {self.end}: {why}",
+                command="check the brokers, and that this client may read the topic",
+            )
+
+    def refused(self, error: Exception) -> RewindError:
+        """Return a client's error by name."""
+        return named(
+            SourceUnavailable,
+            "Kafka cannot be read",
+            where=self.where,
+            why=hidden(str(error), self._configuration),
+            error=error,
+            command="check the brokers; then start the query again",
+        )
 
 
 def _ask_again(consumer: Any, left: list[_Range]) -> None:
@@ -243,69 +301,6 @@ def _by_range(messages: list[Any], asked: Mapping[int, _Range], left: list[_Rang
         for one in left if partition is None else (asked.get(partition, left[0]),):
             came.setdefault(one, []).append(message)
     return list(came.items())
-
-
-class _Silence:
-    """How long no message has come, and what came instead.
-
-    Args:
-        configuration: The client's, of which the errors tell no secret.
-        place: Topic and partition.
-    """
-
-    def __init__(self, configuration: Mapping[str, str], place: tuple[str, int]) -> None:
-        self._configuration, self._topic, self._where = configuration, place[0], "{}-{}".format(*place)
-        self._why = "no answer"
-        self.end()
-
-    def end(self) -> None:
-        """Begin anew: messages came."""
-        self._since, self._torn = time.monotonic(), False
-        self._missing: tuple[float, Any] | None = None
-
-    def hear(self, error: Any) -> None:
-        """Take note of what came instead of a message and may pass; the end of the partition, too."""
-        from confluent_kafka import KafkaError
-
-        torn = error.code() in _damage()
-        if error.code() == KafkaError._PARTITION_EOF:
-            self._missing = None
-            return
-        if torn or not self._torn:  # what follows from a damage is no reason
-            self._why = str(error.str()) or self._why
-        self._torn |= torn
-        if error.code() in missing() and self._missing is None:  # the client says it once
-            self._missing = time.monotonic(), error
-
-    def wait(self, seconds: float) -> None:
-        """Do not count a time in which nobody asked for messages."""
-        self._since += seconds
-
-    def check(self, consumer: Any, following: int, end: int) -> None:
-        """Check that it has not lasted for too long.
-
-        Raises:
-            TopicMissing: The topic was not known `SETTLE_S` ago, and is not now.
-            SourceDamaged: For `STALL_S` there were none but damaged messages.
-            SourceUnavailable: For as long there was nothing.
-        """
-        from confluent_kafka import KafkaException
-
-        now = time.monotonic()
-        if self._missing is not None and now - self._missing[0] > SETTLE_S:
-            unknown = _is_unknown(consumer, self._topic)
-            if unknown:
-                raise _refused(self._configuration, self._where, KafkaException(self._missing[1]))
-            self._missing = (now, self._missing[1]) if unknown is None else None
-        if now - self._since > STALL_S:
-            # a batch that does not match its checksum comes again and again
-            why = hidden(self._why, self._configuration)
-            raise (SourceDamaged if self._torn else SourceUnavailable)(
-                "Kafka gives no more messages",
-                where=self._where,
-                why=f"nothing for {STALL_S:.0f} s at offset {following} of {end}: {why}",
-                command="check the brokers, and that this client may read the topic",
-            )
 
 
 @cache
@@ -383,17 +378,6 @@ def _bounds(consumer: Any, place: tuple[str, int]) -> tuple[int, int] | None:
     except KafkaException:
         return None
     return int(low), int(end)
-
-
-def _refused(configuration: Mapping[str, str], where: str, error: Exception) -> RewindError:
-    return named(
-        SourceUnavailable,
-        "Kafka cannot be read",
-        where=where,
-        why=hidden(str(error), configuration),
-        error=error,
-        command="check the brokers; then start the query again",
-    )
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from backend.errors import SourceUnavailable, SourceWentBack
 from backend.kafka_client.admin import TopicIdentity, admin_client, ends
-from backend.kafka_client.reader import next_messages
-from backend.kafka_client.refusals import hearing, named, refusals
+from backend.kafka_client.reader import consumer, next_messages
+from backend.kafka_client.refusals import named, refusals
 from backend.sources import TopicPartition
 
 if TYPE_CHECKING:
@@ -112,16 +112,15 @@ def check_end(settings: KafkaSettings, key: TopicPartition, position: int, leade
         SourceUnavailable: Nobody says.
         AccessRefused: The cluster refuses the credentials or their rights.
     """
-    from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-    config = {"group.id": "rewind-reader", "enable.auto.commit": "false", "auto.offset.reset": "error"}
-    more = {"enable.partition.eof": "true", "fetch.message.max.bytes": "1024", "log_level": "0"}
-    consumer = hearing(Consumer, settings.for_client() | config | more)
+    more = {"auto_offset_reset": "error", "fetch_message_max_bytes": 1024}
+    asking = consumer(settings, "rewind-reader", committed_only=True, **more)
     try:
-        consumer.assign([TopicPartition(*key, position, leader_epoch=leader_epoch)])
+        asking.assign([TopicPartition(*key, position, leader_epoch=leader_epoch)])
         deadline = time.monotonic() + VALIDATED_S
         while time.monotonic() < deadline:
-            message = next(iter(next_messages(consumer, 1, WAIT_S)), None)
+            message = next(iter(next_messages(asking, 1, WAIT_S)), None)
             error = message.error() if message is not None else None
             if message is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
                 return
@@ -147,7 +146,7 @@ def check_end(settings: KafkaSettings, key: TopicPartition, position: int, leade
             command="check the brokers",
         ) from None
     finally:
-        consumer.close()
+        asking.close()
     raise SourceUnavailable(
         SILENT,
         where=f"{key[0]}-{key[1]}",
