@@ -187,7 +187,7 @@ class KafkaSource:
         self, names: Collection[str] | None = None, first: Mapping[TopicPartition, int] | None = None
     ) -> KafkaStreamReader:
         """Return what plans and reads the stream with the client."""
-        from backend.sources.kafka_reader import TOGETHER, KafkaStreamReader, ReaderPlan
+        from backend.sources.kafka_reader import TOGETHER, KafkaStreamReader
 
         begin = first if first is not None else self.first_positions()
         settings, bound = self.settings.inlined(), self.max_offsets_per_trigger
@@ -195,9 +195,7 @@ class KafkaSource:
         bounded = bound is not None and bound <= TOGETHER  # a backlog, too, is read in such micro-batches
         together = 0 if slow or bounded else TOGETHER
         per_task, known = DEFAULT_OFFSETS_PER_TASK, self.known
-        return KafkaStreamReader(
-            ReaderPlan(settings, self.topics, self.isolation, bound, per_task, begin, known, together)
-        )
+        return KafkaStreamReader(settings, self.topics, self.isolation, bound, per_task, begin, known, together)
 
     def pieces(
         self,

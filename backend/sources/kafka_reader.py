@@ -52,36 +52,6 @@ class Pieces(InputPartition):
     parts: tuple[Piece, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderPlan:
-    """What the reader needs to know.
-
-    Attributes:
-        settings: The cluster; `inlined`, tasks do not have its files.
-        topics: The topics.
-        isolation: As for `kafka`.
-        per_batch: Bound on a micro-batch's offsets; None: none.
-        per_task: A longer range of one partition is read by several tasks.
-        together: Of a micro-batch of no more offsets, one task reads all partitions of a topic.
-        first: Where a new query begins.
-        known: Which topics they are.
-    """
-
-    settings: KafkaSettings
-    topics: tuple[str, ...]
-    isolation: str
-    per_batch: int | None
-    per_task: int
-    first: Mapping[TopicPartition, int] = field(default_factory=dict)
-    known: Mapping[str, TopicIdentity] = field(default_factory=dict)
-    together: int = 0
-
-    @property
-    def configuration(self) -> dict[str, str]:
-        """The client's, for reading."""
-        return {**self.settings.for_client(), "isolation.level": self.isolation}
-
-
 def cut(topic: str, partition: int, start: int, end: int, per_task: int) -> list[Piece]:
     """Cut a range into even pieces of about `per_task` offsets, an eighth more at most.
 
@@ -98,23 +68,40 @@ def cut(topic: str, partition: int, start: int, end: int, per_task: int) -> list
     return [Piece(topic, partition, low, high) for low, high in pairwise(bounds)]
 
 
+@dataclass(eq=False)
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the topics from the plan's first offsets on."""
+    """Reads topics.
 
-    def __init__(self, plan: ReaderPlan) -> None:
-        self.plan = plan
+    Attributes:
+        settings: The cluster; `inlined`, tasks do not have its files.
+        topics: The topics.
+        isolation: As for `kafka`.
+        per_batch: Bound on a micro-batch's offsets; None: none.
+        per_task: A longer range of one partition is read by several tasks.
+        first: Where a new query begins.
+        known: Which topics they are.
+        together: Of a micro-batch of no more offsets, one task reads all partitions of a topic.
+    """
 
-    _target: dict[TopicPartition, int] | None = None
-    _newest: dict[TopicPartition, int] | None = None
-    _admin: Any = None
+    settings: KafkaSettings
+    topics: tuple[str, ...]
+    isolation: str
+    per_batch: int | None
+    per_task: int
+    first: Mapping[TopicPartition, int] = field(default_factory=dict)
+    known: Mapping[str, TopicIdentity] = field(default_factory=dict)
+    together: int = 0
+    _target: dict[TopicPartition, int] | None = field(default=None, init=False)
+    _newest: dict[TopicPartition, int] | None = field(default=None, init=False)
+    _admin: Any = field(default=None, init=False)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Give where a new query begins."""
-        return offset_json(self.plan.first)
+        return offset_json(self.first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Give the bound."""
-        return ReadAllAvailable() if self.plan.per_batch is None else ReadMaxRows(self.plan.per_batch)
+        return ReadAllAvailable() if self.per_batch is None else ReadMaxRows(self.per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Remember what is there: messages that come later are not read by this run."""
@@ -156,9 +143,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plan one micro-batch: the same ranges for the same two offsets, always."""
         starts = positions_in(start)
         wanted = sorted(positions_in(end).items())
-        per_task = self.plan.per_task
-        pieces = [piece for key, stop in wanted for piece in cut(*key, starts.get(key, 0), stop, per_task)]
-        if sum(piece.end - piece.start for piece in pieces) > min(self.plan.together, per_task):
+        pieces = [piece for key, stop in wanted for piece in cut(*key, starts.get(key, 0), stop, self.per_task)]
+        if sum(piece.end - piece.start for piece in pieces) > min(self.together, self.per_task):
             return pieces
         topics = [tuple(own) for _, own in groupby(pieces, attrgetter("topic"))]  # no partition is cut
         return [Pieces(own) if len(own) > 1 else own[0] for own in topics]
@@ -167,14 +153,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read a task's share; runs in a task."""
         parts = partition.parts if isinstance(partition, Pieces) else (partition,)
         short = SHORT if sum(part.end - part.start for part in parts) <= TOGETHER else {}
-        return read_records({**self.plan.configuration, **short}, *parts)
+        configuration = {**self.settings.for_client(), "isolation.level": self.isolation, **short}
+        return read_records(configuration, *parts)
 
     def _look(self) -> dict[TopicPartition, int]:
-        self._admin = self._admin or admin_client(self.plan.settings)
-        committed = self.plan.isolation == "read_committed"
-        plan = self.plan
-        seen = self._newest or ()
-        found = ends(plan.settings, plan.topics, self._admin, committed_only=committed, known=plan.known, expected=seen)
+        self._admin = self._admin or admin_client(self.settings)
+        committed, seen = self.isolation == "read_committed", self._newest or ()
+        found = ends(self.settings, self.topics, self._admin, committed_only=committed, known=self.known, expected=seen)
         self._newest = {key: end.offset for key, end in found.items()}
         return self._newest
 

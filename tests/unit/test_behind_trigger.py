@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from backend.kafka_client.admin import End
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources import kafka_reader
-from backend.sources.kafka_reader import KafkaStreamReader, ReaderPlan
+from backend.sources.kafka_reader import KafkaStreamReader
 from backend.spark.reading import behind_trigger, with_read
 
 
@@ -40,8 +40,8 @@ def test_the_ends_that_a_look_behind_the_trigger_finds_are_reported(monkeypatch:
     found, clients = [10, 25, 40], list[object]()
     monkeypatch.setattr(kafka_reader, "admin_client", lambda _: clients.append(object()) or clients[-1])
     monkeypatch.setattr(kafka_reader, "ends", lambda *_, **__: {("t", 0): End(found.pop(0), 0)})
-    plan = ReaderPlan(KafkaSettings("h:1"), ("t",), "read_committed", None, 1000)
-    reader: Any = with_read(KafkaStreamReader(plan), iter, 1)
+    looks = KafkaStreamReader(KafkaSettings("h:1"), ("t",), "read_committed", None, 1000)
+    reader: Any = with_read(looks, iter, 1)
     start = {"t": {"0": 10}}
     assert reader.reportLatestOffset() == {"t": {"0": 10}}
     for end in (25, 40):

@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 from backend import archive
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources.archive_files import write_archive
-from backend.sources.kafka_reader import KafkaStreamReader, ReaderPlan
+from backend.sources.kafka_reader import KafkaStreamReader
 from backend.spark import reading
 from backend.spark.control import control_rows
 from backend.spark.deferred import Deferred
@@ -149,7 +149,7 @@ def test_the_control_stream_imports_no_arrow_functions() -> None:
 @pytest.mark.slow
 def test_what_plans_ranges_of_topics_imports_no_parser() -> None:
     settings = KafkaSettings("nowhere:9092")
-    sent = cloudpickle.dumps(KafkaStreamReader(ReaderPlan(settings, ("t",), "read_committed", None, 1000)))
+    sent = cloudpickle.dumps(KafkaStreamReader(settings, ("t",), "read_committed", None, 1000))
     found = imports(sent)
     assert "backend.sources.kafka_reader" in found
     assert not {"backend.sources.formats", "fsspec", "pandas", "pyarrow.compute"}.intersection(found)

@@ -29,7 +29,7 @@ from backend.sources import kafka_fetch, kafka_reader
 from backend.sources.formats import Parse
 from backend.sources.kafka import kafka
 from backend.sources.kafka_fetch import RECORDS, fetch
-from backend.sources.kafka_reader import TOGETHER, KafkaStreamReader, Piece, Pieces, ReaderPlan, cut
+from backend.sources.kafka_reader import TOGETHER, KafkaStreamReader, Piece, Pieces, cut
 from backend.spark.pack.assembling import Packed, assemble
 from backend.spark.pack.pack_input import PackInput, pack_input
 from backend.spark.pack.packing import PackPlan, pack
@@ -566,8 +566,7 @@ def test_what_is_done_with_one_partition_s_records_is_no_silence_of_the_others(
 
 
 def reader(together: int, per_task: int = 100_000) -> KafkaStreamReader:
-    plan = ReaderPlan(KafkaSettings("h:1"), ("a", "b"), "read_committed", None, per_task, together=together)
-    return KafkaStreamReader(plan)
+    return KafkaStreamReader(KafkaSettings("h:1"), ("a", "b"), "read_committed", None, per_task, together=together)
 
 
 def test_a_short_micro_batch_has_a_task_per_topic() -> None:
@@ -583,13 +582,13 @@ def test_a_short_micro_batch_has_a_task_per_topic() -> None:
 def test_messages_of_streams_with_steps_are_read_by_a_task_per_partition() -> None:
     """A step may take long for each message."""
     source = kafka("t", servers="h:1", value="n int")
-    assert source.stream_reader({"n"}, {}).plan.together == TOGETHER
-    assert source.stream_reader(None, {}).plan.together == 0
+    assert source.stream_reader({"n"}, {}).together == TOGETHER
+    assert source.stream_reader(None, {}).together == 0
     slow = kafka("t", servers="h:1", value="n int", format=lambda values: values)
-    assert slow.stream_reader({"n"}, {}).plan.together == 0
+    assert slow.stream_reader({"n"}, {}).together == 0
     for bound, together in ((TOGETHER, 0), (TOGETHER + 1, TOGETHER)):
         bounded = kafka("t", servers="h:1", value="n int", max_offsets_per_trigger=bound)
-        assert bounded.stream_reader({"n"}, {}).plan.together == together
+        assert bounded.stream_reader({"n"}, {}).together == together
 
 
 def test_a_short_share_hears_of_its_end_soon_and_a_long_one_may_lie_in_remote_storage(

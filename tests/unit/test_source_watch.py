@@ -17,7 +17,7 @@ from backend.kafka_client.admin import End, TopicIdentity
 from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources import kafka_reader, kafka_watch
-from backend.sources.kafka_reader import KafkaStreamReader, ReaderPlan
+from backend.sources.kafka_reader import KafkaStreamReader
 from backend.sources.kafka_watch import TopicWatch
 from backend.spark.watching import LEADER_EPOCHS, SourceWatch
 from recovery.supervise.spark_logs import MicroBatchFailed
@@ -114,7 +114,7 @@ def test_a_plan_asks_both_questions_at_once_and_asks_again_where_there_are_new_p
     cluster = Answers(1)
     monkeypatch.setattr(kafka_reader, "admin_client", lambda _: cluster)
     known = {"t": TopicIdentity(f"{10:032x}", 1)}
-    reader = KafkaStreamReader(ReaderPlan(SETTINGS, ("t",), "read_committed", None, 1000, known=known))
+    reader = KafkaStreamReader(SETTINGS, ("t",), "read_committed", None, 1000, known=known)
     assert reader.latestOffset({}, ReadAllAvailable()) == {"t": {"0": 5}}
     assert cluster.log == ["asked topics", "answered topics", "asked 1 ends", "answered ends"]
     cluster.log.clear()

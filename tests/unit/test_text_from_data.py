@@ -20,7 +20,7 @@ from rich.console import Console
 from backend.boundary import OPTION, CrossedError, crossing, crossing_reader, named_in, token, user_code
 from backend.errors import HistoryLost, RewindError, StateUnavailable, StorageFailed, UserCodeFailed
 from backend.kafka_client.settings import KafkaSettings
-from backend.sources.kafka_reader import KafkaStreamReader, ReaderPlan
+from backend.sources.kafka_reader import KafkaStreamReader
 from backend.spark.reading import with_read
 from recovery.attempt import by_reason
 from recovery.drill.report import show_drill
@@ -260,11 +260,11 @@ def test_a_reader_s_errors_cross_where_its_options_carry_the_token() -> None:
 
 def test_a_task_gets_of_a_topic_s_reader_only_what_reads() -> None:
     """Each task unpickles it: methods that plan are wrapped on the driver alone, and errors of `read` cross as ever."""
-    plain = KafkaStreamReader(ReaderPlan(KafkaSettings("h:1"), ("t",), "read_committed", None, 1000))
+    plain = KafkaStreamReader(KafkaSettings("h:1"), ("t",), "read_committed", None, 1000)
     there = crossing_reader(with_read(plain, lambda _: lost(), 1000), {OPTION: token()})
     assert {"latestOffset", "partitions"} <= vars(there).keys()
     here = CloudPickleSerializer().loads(CloudPickleSerializer().dumps(there))
-    assert vars(here).keys() == {"plan", "read"}
+    assert vars(here).keys() == {"read", *vars(plain)} - {"_admin"}
     with pytest.raises(CrossedError) as caught:
         here.read(None)
     assert isinstance(named_in(str(caught.value)), RewindError)
