@@ -16,11 +16,12 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
 import numpy as np
 import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from backend.chunks import repeated
@@ -33,8 +34,6 @@ from backend.sources.formats import record_schema
 from backend.sources.kafka_watch import ANEW
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, TopicPartition
-
     from backend.sources import OffsetRange
 
 STALL_S = 120.0  # Spark's connector waits as long
@@ -64,6 +63,9 @@ READING = {
 
 RECORDS = to_arrow_schema(record_schema(), timezone="UTC")
 
+_DAMAGE = frozenset({KafkaError._BAD_MSG, KafkaError._NOT_IMPLEMENTED})
+"""Codes of batches that the client cannot parse."""
+
 _idle: dict[str, Any] = {}
 
 
@@ -89,8 +91,6 @@ def fetch(configuration: Mapping[str, str], topic: str, ranges: Mapping[int, Off
         AccessRefused: It refuses the credentials or their rights.
         SourceDamaged: It gives messages that were not asked for, or none but damaged ones.
     """
-    from confluent_kafka import KafkaException
-
     with _client(configuration, topic) as consumer, _uncollected():
         consumer.errors.begin(consumer)
         asked = {number: _Range(configuration, (topic, number), bounds) for number, bounds in ranges.items()}
@@ -154,8 +154,6 @@ class _Range:
 
     def position(self) -> TopicPartition:
         """Return where to go on."""
-        from confluent_kafka import TopicPartition
-
         return TopicPartition(*self._place, self.following)
 
     def take(self, messages: list[Any]) -> tuple[pa.RecordBatch, list[Any]]:
@@ -190,8 +188,6 @@ class _Range:
             SourceWentBack: The partition ends before them.
             AccessRefused, SourceUnavailable: It will not pass.
         """
-        from confluent_kafka import KafkaError, KafkaException
-
         error = message.error()
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
@@ -216,7 +212,7 @@ class _Range:
             )
         if error.fatal() or code in refusals():
             raise self.refused(KafkaException(error))
-        return -1 if code in _damage() else 0
+        return -1 if code in _DAMAGE else 0
 
     def end_silence(self) -> None:
         """Begin anew: messages came."""
@@ -225,9 +221,7 @@ class _Range:
 
     def _hear(self, error: Any) -> None:
         """Take note of what came instead of a message and may pass; the end of the partition, too."""
-        from confluent_kafka import KafkaError
-
-        torn = error.code() in _damage()
+        torn = error.code() in _DAMAGE
         if error.code() == KafkaError._PARTITION_EOF:
             self._missing = None
             return
@@ -245,8 +239,6 @@ class _Range:
             SourceDamaged: For `STALL_S` there were none but damaged messages.
             SourceUnavailable: For as long there was nothing.
         """
-        from confluent_kafka import KafkaException
-
         now = time.monotonic()
         if self._missing is not None and now - self._missing[0] > SETTLE_S:
             unknown = _is_unknown(consumer, self._place[0])
@@ -303,21 +295,13 @@ def _by_range(messages: list[Any], asked: Mapping[int, _Range], left: list[_Rang
     return list(came.items())
 
 
-@cache
-def _damage() -> frozenset[int]:
-    """Return the codes of batches that the client cannot parse."""
-    from confluent_kafka import KafkaError
-
-    return frozenset({KafkaError._BAD_MSG, KafkaError._NOT_IMPLEMENTED})
-
-
 def _before_damage(messages: list[Any], failed: list[Any], partition: int) -> list[Any]:
     """Return messages up to a damaged batch of a partition, with what says so.
 
     The client goes on inside of such a batch, takes its bytes for an offset, and may read on there: what comes behind
     is no proof that nothing is between.
     """
-    torn = next((m for m in failed if m.partition() == partition and m.error().code() in _damage()), None)
+    torn = next((m for m in failed if m.partition() == partition and m.error().code() in _DAMAGE), None)
     return messages if torn is None else messages[: messages.index(torn) + 1]
 
 
@@ -356,8 +340,6 @@ def _records(messages: list[Any], topic: str, partition: int, following: int, en
 
 def _is_unknown(consumer: Any, topic: str) -> bool | None:
     """Return whether a broker says that there is no such topic; None where none answers."""
-    from confluent_kafka import KafkaException
-
     try:
         answer = consumer.list_topics(topic, timeout=ASK_S).topics[topic].error
     except KafkaException as error:
@@ -368,8 +350,6 @@ def _is_unknown(consumer: Any, topic: str) -> bool | None:
 
 def _bounds(consumer: Any, place: tuple[str, int]) -> tuple[int, int] | None:
     """Return a partition's first offset and the one after its last as of now; None where nobody answers."""
-    from confluent_kafka import KafkaException, TopicPartition
-
     try:
         for _ in range(EMPTY_TRIES):
             low, end = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S, cached=False)
@@ -381,13 +361,11 @@ def _bounds(consumer: Any, place: tuple[str, int]) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _client(configuration: Mapping[str, str], topic: str) -> Iterator[Consumer]:
+def _client(configuration: Mapping[str, str], topic: str) -> Iterator[Any]:
     """Give a client of this process that has read this topic only, the block's own while it runs."""
-    from confluent_kafka import Consumer
-
     wanted = {**READING, **configuration}
     name = json.dumps([topic, wanted], sort_keys=True)
-    consumer = _idle.pop(name, None) or hearing(Consumer, wanted)
+    consumer = _idle.pop(name, None) or hearing(confluent_kafka.Consumer, wanted)
     try:
         yield consumer
         consumer.unassign()
