@@ -163,7 +163,7 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
         """
         known = _positions(start, "next")
         index = self.index()
-        self._check_seen(start, known)
+        self._check_seen(start)
         for key, position in known.items():
             if key not in index or index[key].range[1] < position:
                 raise SourceWentBack(
@@ -197,15 +197,15 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
         """
         starts, firsts = _positions(start, "next"), _positions(end, "first")
         index = self.index()
-        self._check_seen(end, _positions(end, "next"))
+        self._check_seen(end)
         return [
             piece
             for key, stop in sorted(_positions(end, "next").items())
             for piece in self.plan(index, key, starts.get(key, firsts[key]), stop)
         ]
 
-    def _check_seen(self, offset: dict[str, Any], positions: dict[TopicPartition, int]) -> None:
-        check_seen(self._archive, self._memory.seen, _positions(offset, "first"), positions)
+    def _check_seen(self, offset: dict[str, Any]) -> None:
+        check_seen(self._archive, self._memory.seen, _positions(offset, "first"), _positions(offset, "next"))
 
     def _offset(self, start: dict[str, Any], ends: dict[TopicPartition, int]) -> dict[str, Any]:
         firsts, found = _positions(start, "first"), self._archive.found

@@ -32,11 +32,7 @@ def is_ours(offset: Any) -> bool:
     >>> is_ours('{"format": 1, "asked": 3}'), is_ours('{"logOffset": 9}'), is_ours(None), is_ours("-")
     (True, False, False, False)
     """
-    try:
-        found = json.loads(offset) if isinstance(offset, str) else offset
-    except ValueError:
-        return False
-    return isinstance(found, Mapping) and isinstance(found.get("format"), int)
+    return isinstance(_parts(offset).get("format"), int)
 
 
 def positions_in(offset: Any) -> dict[TopicPartition, int]:
@@ -54,19 +50,22 @@ def positions_in(offset: Any) -> dict[TopicPartition, int]:
     >>> positions_in('{"format": 1, "asked": 3}'), positions_in("-"), positions_in(None)
     ({}, {}, {})
     """
-    if isinstance(offset, str):
-        try:
-            offset = json.loads(offset)
-        except ValueError:
-            return {}
-    if not isinstance(offset, Mapping):
-        return {}
-    if isinstance(offset.get("format"), int) and isinstance(offset.get("next"), Mapping):
-        offset = offset["next"]
+    topics = _parts(offset)
+    if isinstance(topics.get("format"), int) and isinstance(topics.get("next"), Mapping):
+        topics = topics["next"]
     return {
         (topic, int(partition)): int(following)
-        for topic, partitions in offset.items()
+        for topic, partitions in topics.items()
         if isinstance(partitions, Mapping)
         for partition, following in partitions.items()
         if partition.isdigit()
     }
+
+
+def _parts(offset: Any) -> Mapping[str, Any]:
+    """Return what is in an offset; nothing where it is no JSON object."""
+    try:
+        found = json.loads(offset) if isinstance(offset, str) else offset
+    except ValueError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
