@@ -157,9 +157,9 @@ class ArchiveSource:
             HistoryLost: A range reaches outside of what the archive holds.
             SourceGap: Offsets are missing within it.
         """
-        from backend.sources.archive_reader import ArchiveReader, read_piece
+        from backend.sources.archive_reader import read_piece
 
-        reader = ArchiveReader(self, names)
+        reader = self.stream_reader(names)
         looked = [] if self.looked is None else self.looked
         if not looked:
             looked.append(reader.index())

@@ -69,11 +69,17 @@ class Piece(InputPartition):
     results: bool = False
 
 
-class ArchiveReader:
-    """Plans pieces of an archive, and reads them."""
+class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans pieces of an archive, and reads them.
+
+    A stream is read from the earliest offsets on, at most `max_offsets_per_batch` per source partition at a time.
+    """
+
+    _target: dict[TopicPartition, int] | None = None
 
     def __init__(self, source: ArchiveSource, names: Collection[str] | None = None) -> None:
         self._source, self._path, self._archive = source, source.path, source.open()
+        self._memory = Memory(*source.memory)
         self.schema = row_schema(source.value, names)
         self.arrow_schema = to_arrow_schema(self.schema, timezone="UTC")
 
@@ -122,21 +128,6 @@ class ArchiveReader:
     def read(self, partition: Piece) -> Iterator[pa.RecordBatch]:
         """Read one piece, checked, as Arrow batches; runs in a task."""
         return read_piece(self._path, self.arrow_schema, partition)
-
-
-def read_piece(path: str, schema: pa.Schema, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """Read one piece, checked, as Arrow batches of the schema of `row_schema`."""
-    return (read_results if piece.results else read_range)(path, piece, schema)
-
-
-class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the archive from its earliest offsets on, with at most `max_offsets_per_batch` per source partition."""
-
-    _target: dict[TopicPartition, int] | None = None
-
-    def __init__(self, source: ArchiveSource, names: Collection[str] | None = None) -> None:
-        super().__init__(source, names)
-        self._memory = Memory(*source.memory)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Start before everything: partitions are entered when they are first seen."""
@@ -211,6 +202,11 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
         firsts, found = _positions(start, "first"), self._archive.found
         firsts = {key: firsts[key] if key in firsts else found[key].range[0] for key in ends}
         return {"format": FORMAT, "next": offset_json(ends), "first": offset_json(firsts)}
+
+
+def read_piece(path: str, schema: pa.Schema, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """Read one piece, checked, as Arrow batches of the schema of `row_schema`."""
+    return (read_results if piece.results else read_range)(path, piece, schema)
 
 
 def _positions(offset: dict[str, Any], part: str) -> dict[TopicPartition, int]:

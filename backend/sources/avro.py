@@ -12,8 +12,9 @@ import struct
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
 _PRIMITIVES = {
@@ -153,7 +154,6 @@ class AvroDecoder:
     def __call__(self, values: pa.Array) -> pa.Array:
         """Give a struct per value, null where the bytes are not exactly one record of the schema."""
         import fastavro
-        import pyarrow as pa
 
         parsed = fastavro.parse_schema(json.loads(self._schema))
         schema = _by_index(parsed) if _reads_by_index() else parsed
@@ -175,8 +175,6 @@ class AvroDecoder:
             return pa.array([self._fitting(record) for record in records], self._type)
 
     def _fitting(self, record: Any) -> Any:
-        import pyarrow as pa
-
         try:
             return pa.scalar(record, self._type).as_py()
         except (pa.ArrowException, OverflowError):

@@ -13,7 +13,7 @@ import pytest
 from backend import archive, count, stream, sum_, tumbling
 from backend.sources import archive_files
 from backend.sources.archive_files import WRITE_SCHEMA, write_archive
-from backend.sources.archive_reader import ArchiveReader
+from backend.sources.archive_reader import ArchiveStreamReader
 from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
@@ -60,13 +60,13 @@ def test_a_reader_codes_the_texts_of_a_field_and_nothing_else(
 @pytest.mark.parametrize("shards", [1, 2])
 def test_windows_over_coded_keys(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
     coded: list[str] = []
-    real = ArchiveReader.code
+    real = ArchiveStreamReader.code
 
-    def code(self: ArchiveReader, name: str) -> None:
+    def code(self: ArchiveStreamReader, name: str) -> None:
         coded.append(name)
         real(self, name)
 
-    monkeypatch.setattr(ArchiveReader, "code", code)
+    monkeypatch.setattr(ArchiveStreamReader, "code", code)
     n = archive_files.CODED_ROWS * 2
     given = rows(n)
     put(tmp_path / "a", given, archive_files.CODED_ROWS)

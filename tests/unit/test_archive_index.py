@@ -18,7 +18,7 @@ from backend.sources import archive_index
 from backend.sources.archive import archive
 from backend.sources.archive_files import WRITE_SCHEMA, read_range, write_archive
 from backend.sources.archive_index import INDEX_NAME, Archive, Gap, PartitionIndex, Slice, check_rows, covered
-from backend.sources.archive_reader import ArchiveReader, Piece
+from backend.sources.archive_reader import ArchiveStreamReader, Piece
 from backend.spark.job import Input, Job
 from recovery.restore import replay
 
@@ -175,7 +175,7 @@ def test_offsets_of_gaps_are_counted_between_any_two(start: int, end: int, count
 def test_a_gap_needs_no_task_however_wide_it_is() -> None:
     far = 10**15
     index = PartitionIndex((Slice("a", 0, 99, 100), Slice("b", far, far + 99, 100)), ((100, far),))
-    reader, key = ArchiveReader.__new__(ArchiveReader), ("t", 0)
+    reader, key = ArchiveStreamReader.__new__(ArchiveStreamReader), ("t", 0)
     reader._source = SimpleNamespace(max_offsets_per_task=60, results=False)  # type: ignore[assignment]
     planned = [(piece.start, piece.end) for piece in reader.plan({key: index}, key, 0, far + 100)]
     assert planned == [(0, 60), (60, 120), (far, far + 60), (far + 60, far + 100)]
