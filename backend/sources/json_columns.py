@@ -35,9 +35,11 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cache, lru_cache, partial
+from itertools import accumulate
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,6 +58,7 @@ _OPENED, _CLOSED, _BREAK = b"{}\n"
 _ZERO, _NINE = np.frombuffer(b"09", np.uint8)
 _CONSTANT = re.compile(rb"[:,\[]\s*[-+]?(?:NaN|Inf)")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)  # to the end where it does not end: looked at once
+_LEVELS = {"{": 1, "[": 1, "}": -1, "]": -1}
 _INTEGER = re.compile(r"-?\d+", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
 _DATE = re.compile(r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.DOTALL | re.ASCII)
@@ -105,6 +108,8 @@ def _refused(text: str) -> Any:
 
 
 _decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_refused)
+_encoder = msgspec.json.Encoder(enc_hook=lambda number: msgspec.Raw(number.encode()))
+"""Writes what was parsed without blanks, numbers as they were spelled."""
 
 
 class JsonColumns:
@@ -203,14 +208,7 @@ def _row(value: bytes, convert: Convert) -> Any:
 
 def _depth(text: str) -> int:
     """Return the deepest nesting."""
-    deepest = depth = 0
-    for character in _STRING.sub("", text):
-        if character in "{[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "}]":
-            depth -= 1
-    return deepest
+    return max(accumulate((_LEVELS.get(character, 0) for character in _STRING.sub("", text)), initial=0))
 
 
 def _lines(values: pa.Array) -> bytes | None:
@@ -344,32 +342,9 @@ def _map(convert: Convert, value: Any) -> list[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else _spelled(value)
+    text = value if isinstance(value, str) else _encoder.encode(value).decode()
     text.encode()  # half of a surrogate pair is no text
     return str(text)
-
-
-def _spelled(value: Any) -> str:
-    """Return the JSON of what was parsed, without blanks, numbers as they were spelled; however deep it is."""
-    parts: list[str] = []
-    left: list[tuple[bool, Any]] = [(False, value)]
-    while left:
-        ready, one = left.pop()
-        if ready:
-            parts.append(one)
-        elif type(one) is dict:
-            left.append((True, "}"))
-            for at, (name, inner) in reversed([*enumerate(one.items())]):
-                left += [(False, inner), (True, f"{',' * (at > 0)}{json.dumps(str(name), ensure_ascii=False)}:")]
-            parts.append("{")
-        elif type(one) is list:
-            left.append((True, "]"))
-            for at, inner in reversed([*enumerate(one)]):
-                left += [(False, inner), (True, "," * (at > 0))]
-            parts.append("[")
-        else:
-            parts.append(str(one) if type(one) is _Number else json.dumps(one, ensure_ascii=False))
-    return "".join(parts)
 
 
 def _boolean(value: Any) -> bool:
