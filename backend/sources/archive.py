@@ -44,12 +44,12 @@ class ArchiveSource:
     known: tuple[str, ...] = ()
     memory: tuple[str, int] = ("", 0)
     results: bool = False
-    looked: list[dict[TopicPartition, PartitionIndex]] | None = field(default=None, compare=False, repr=False)
+    looked: dict[TopicPartition, PartitionIndex] | None = field(default=None, compare=False, repr=False)
     """What `pieces` found the first time, of a source that looks once; None: it looks each time."""
 
     def looking_once(self) -> ArchiveSource:
         """Return this source for one replay in many jobs: `pieces` lists the archive, and reads footers, once."""
-        return replace(self, looked=[])
+        return replace(self, looked={})
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -160,10 +160,9 @@ class ArchiveSource:
         from backend.sources.archive_reader import read_piece
 
         reader = self.stream_reader(names)
-        looked = [] if self.looked is None else self.looked
-        if not looked:
-            looked.append(reader.index())
-        [index] = looked
+        index = self.looked or reader.index()
+        if self.looked is not None:
+            self.looked.update(index)
         found = []
         for key, own in sorted(ranges.items()):
             self._check_available(index, key, (own[0][0], own[-1][1]))

@@ -76,8 +76,17 @@ class Memory:
         Raises:
             UnknownFormat: The file cannot be read.
         """
-        if self._seen is None:
-            self._seen = self._read()
+        if self._seen is None and self.checkpoint:
+            self._seen = read_struct(
+                open_files(self.checkpoint),
+                self._name,
+                Seen,
+                FORMAT,
+                what="what was read of the archive cannot be read",
+                command="install the release that wrote it; or delete the file: then what changed since is not noticed",
+                sound=lambda seen: seen == seen.sealed(),
+            )
+        self._seen = self._seen or Seen()  # nothing is read yet, or by a release that did not remember
         return self._seen
 
     def remember(
@@ -110,20 +119,6 @@ class Memory:
     @property
     def _name(self) -> str:
         return f"{DIRECTORY}/{self.number}.json"
-
-    def _read(self) -> Seen:
-        if not self.checkpoint:
-            return Seen()
-        found = read_struct(
-            open_files(self.checkpoint),
-            self._name,
-            Seen,
-            FORMAT,
-            what="what was read of the archive cannot be read",
-            command="install the release that wrote it; or delete the file: then what changed since is not noticed",
-            sound=lambda seen: seen == seen.sealed(),
-        )
-        return found or Seen()  # nothing is read yet, or by a release that did not remember
 
 
 def check_topics(archive: Archive, known: tuple[str, ...]) -> None:
