@@ -20,6 +20,7 @@ from backend.keys import decode_columns, encode_columns, pack_fixed, to_keys, to
 from backend.messages import (
     TIME_FIRST,
     MessageLayout,
+    Part,
     choose_layout,
     decode_messages,
     digest,
@@ -159,8 +160,9 @@ def _keyed_rows(
     layout: MessageLayout, codec: RowCodec, messages: pa.Table, equal: pa.BinaryArray
 ) -> tuple[list[bytes], list[bytes]]:
     """Give the rows of messages and of their index, as joins write them."""
-    keys, values = sorted_rows(message_keys(layout, messages, equal=equal), codec.encode(messages))
-    index = sorted(index_keys(layout, messages, equal=equal))
+    codes = {Part.EQUAL: equal}
+    keys, values = sorted_rows(message_keys(layout, messages, codes), codec.encode(messages))
+    index = sorted(index_keys(layout, messages, codes))
     return keys + index, values + [b""] * len(index)
 
 

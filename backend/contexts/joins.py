@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from backend.contexts.base import Automatic, Context, Message, Result, Standalone, wall_clock_ms
-from backend.joins.liveness import side_of
 from backend.joins.operator import JoinOperator
 from backend.joins.sides import LEFT, RIGHT, SIDES
 from backend.joins.spec import JoinSpec
@@ -45,7 +44,7 @@ class _Sides(Context[JoinSpec, JoinOperator]):
 
     def _value(self, message: Message, column: str) -> Any:
         side, _, name = column.partition(".")
-        return message.fields.get(name) if side == SIDES[side_of(message.stream, self._spec)] else None
+        return message.fields.get(name) if side == SIDES[self._spec.side_of(message.stream)] else None
 
     def add_left(self, message: Message, wall_ms: int | None = None) -> None:
         """Add a left message as `add_message` does."""

@@ -15,17 +15,19 @@ After a replay the message store is what the cells say: `settle` takes out what 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
 
 import msgspec
 import numpy as np
 
 from backend.batch import NO_TIME, Proof, SourcePartition
-from backend.joins.state import offsets_of
+from backend.joins.rows import Rows, offsets_of
+from backend.joins.state import JoinLedger
 from backend.keys import fixed_bytes, to_rows, unpack_fixed
 from backend.messages import MessageLayout, delete_messages, expire_messages, find_messages
 from backend.messages.key_first import Digests, total
 from backend.messages.keys import INDEX, MESSAGES, clock_range, places_of, source_bytes
-from backend.store.protocol import Readable, Region, region_range
+from backend.store.protocol import Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask, grouped
 from backend.windows.ledger import decode_row
@@ -34,6 +36,9 @@ FORMAT = 1
 
 Place = tuple[int, int, int]
 """(bucket, stream, partition)."""
+
+Clock = int | tuple[int, int, int]
+"""What messages expire by: an event time, or (stream, partition, offset)."""
 
 _WINDOWS = bytes([Region.WINDOWS])
 _CELL_BYTES = 1 + 8 + 2 + 4
@@ -59,47 +64,38 @@ class Cells:
     """The cells of a shard, read once per micro-batch.
 
     Args:
-        state: Where they are.
-        width: Length of a bucket.
+        work: Where they are, and the messages.
+        layout: The messages' keys.
+        ledger: Says how long a bucket is, and where source partitions begin.
     """
 
-    def __init__(self, state: Readable, width: int) -> None:
-        self.width = width
-        self.known: dict[Place, Cell] = {}
+    def __init__(self, work: Workspace, layout: MessageLayout, ledger: JoinLedger) -> None:
+        self._work, self._layout, self._ledger = work, layout, ledger
+        self._width = ledger.width
         self._touched: set[Place] = set()
-        keys, values = state.scan_arrays(*region_range(Region.WINDOWS))
-        for place, value in zip(_places(keys), values, strict=True):
-            self.known[place] = decode_row(value, _decoder, FORMAT, "a cell of a join")
+        keys, values = work.scan_arrays(*region_range(Region.WINDOWS))
+        cells = [decode_row(value, _decoder, FORMAT, "a cell of a join") for value in values]
+        self.known = dict(zip(_places(keys), cells, strict=True))
 
-    def add(self, at: IntArray, stream: IntArray, partition: IntArray, offset: IntArray, digests: Digests) -> None:
+    def add(self, rows: Rows, digests: Digests) -> None:
         """Count messages that are stored."""
-        for place, rows in self.groups(at, stream, partition):
-            offsets, found = offset[rows], total(digests[rows])
-            cell = self.known.get(place)
+        for place, at in self.groups(rows.at, rows.stream, rows.partition):
+            offsets = rows.offset[at]
             first, last = int(offsets.min()), int(offsets.max())
-            if cell is None:
-                self.known[place] = Cell(FORMAT, len(rows), found, first, last)
-            else:
-                cell.count += len(rows)
-                cell.digest = (cell.digest + found) & _MASK
-                cell.first, cell.last = min(cell.first, first), max(cell.last, last)
+            cell = self.known.setdefault(place, Cell(FORMAT, 0, 0, first, last))
+            cell.count += len(at)
+            cell.digest = (cell.digest + total(digests[at])) & _MASK
+            cell.first, cell.last = min(cell.first, first), max(cell.last, last)
             self._touched.add(place)
 
     def groups(self, at: IntArray, stream: IntArray, partition: IntArray) -> Iterable[tuple[Place, IntArray]]:
         """Give the cells of messages, with the rows of each."""
-        return grouped(np.floor_divide(at, self.width) * self.width, stream, partition)
+        return grouped(np.floor_divide(at, self._width) * self._width, stream, partition)
 
-    def drop(self, work: Workspace, places: Iterable[Place]) -> None:
-        """Forget cells."""
-        for place in places:
-            self.known.pop(place)
-            self._touched.discard(place)
-            work.delete(_key(place))
-
-    def write(self, work: Workspace) -> None:
+    def write(self) -> None:
         """Write what changed."""
         for place in sorted(self._touched):
-            work.put(_key(place), _encoder.encode(self.known[place]))
+            self._work.put(_key(place), _encoder.encode(self.known[place]))
 
     @property
     def messages(self) -> int:
@@ -122,98 +118,60 @@ class Cells:
         """Give per source partition the smallest offset that is stored."""
         return {source: min(first for first, _ in spans) for source, spans in self.spans().items()}
 
+    def evict(self, dead: Sequence[Place]) -> None:
+        """Take dead cells and their messages out of the store; those below the ledger's bound go by it."""
+        work, layout, bound = self._work, self._layout, self._ledger.bound
+        if layout.timed and bound != NO_TIME:
+            expire_messages(work, layout, bound)
+        firsts = {(stream, partition): offset for stream, partition, offset in self._ledger.firsts}
+        ranges: dict[tuple[Clock, Clock], set[SourcePartition]] = {}
+        for bucket, stream, partition in sorted(dead):
+            if not layout.timed:
+                first = firsts[stream, partition] + bucket
+                low, high = (stream, partition, first), (stream, partition, first + self._width)
+                ranges[low, high] = {(stream, partition)}
+            elif bucket >= bound:
+                ranges.setdefault((bucket, bucket + self._width), set()).add((stream, partition))
+        for edges, sources in ranges.items():
+            keys = find_messages(work, layout, *edges)
+            found = zip(*(part.tolist() for part in places_of(keys)[:2]), strict=True)
+            delete_messages(work, layout, [key for key, source in zip(keys, found, strict=True) if source in sources])
+        for place in dead:
+            del self.known[place]
+            self._touched.discard(place)
+            work.delete(_key(place))
 
-def evict(
-    work: Workspace,
-    layout: MessageLayout,
-    cells: Cells,
-    dead: Iterable[Place],
-    bound: int,
-    firsts: dict[SourcePartition, int],
-) -> None:
-    """Take the messages of dead cells out of the store.
+    def settle(self) -> None:
+        """Delete messages that no cell has: replayed ones, and those of an older copy that is caught up with."""
+        region, doomed = INDEX[0] if self._layout.indexed else MESSAGES[0], list[bytes]()
+        rows = self._work.scan(*region_range(region))
+        while page := [key for key, _ in islice(rows, _PAGE)]:
+            doomed += self._strangers(page)
+        delete_messages(self._work, self._layout, doomed)
 
-    Args:
-        work: Where.
-        layout: The layout.
-        cells: They are forgotten here, too.
-        dead: The cells.
-        bound: Buckets before this are expired for both sides; `NO_TIME` for none.
-        firsts: First offsets, for layouts by number.
-    """
-    dead = sorted(dead)
-    if layout.timed and bound != NO_TIME:
-        expire_messages(work, layout, bound)
-    if not layout.timed:
-        for bucket, stream, partition in dead:
-            first = firsts[stream, partition] + bucket
-            start, end = (stream, partition, first), (stream, partition, first + cells.width)
-            delete_messages(work, layout, find_messages(work, layout, start, end))
-    else:
-        buckets: dict[int, set[SourcePartition]] = {}
-        for bucket, stream, partition in dead:
-            if bucket >= bound:
-                buckets.setdefault(bucket, set()).add((stream, partition))
-        for bucket, sources in buckets.items():
-            keys = find_messages(work, layout, bucket, bucket + cells.width)
-            streams, partitions, _ = places_of(keys)
-            pairs = zip(streams.tolist(), partitions.tolist(), strict=True)
-            delete_messages(work, layout, [key for key, source in zip(keys, pairs, strict=True) if source in sources])
-    cells.drop(work, dead)
+    def _strangers(self, keys: list[bytes]) -> list[bytes]:
+        """Give the keys of messages that are in no cell; those of layouts by event time begin with it."""
+        stream, partition, offset = places_of(keys)
+        if self._layout.timed:
+            at = unpack_fixed(to_rows([key[1:9] for key in keys], 8), np.int64)
+        else:
+            at = offset - offsets_of(self._ledger.firsts, stream, partition, 0)
+        strange: Mask = np.zeros(len(keys), np.bool_)
+        for place, rows in self.groups(at, stream, partition):
+            cell = self.known.get(place)
+            strange[rows] = True if cell is None else offset[rows] < cell.first
+        return [keys[at] for at in np.flatnonzero(strange).tolist()]
 
-
-def settle(work: Workspace, layout: MessageLayout, width: int, firsts: Sequence[tuple[int, int, int]]) -> None:
-    """Delete messages that no cell has: replayed ones, and those of an older copy that is caught up with.
-
-    Args:
-        work: Where.
-        layout: The layout.
-        width: Length of a bucket.
-        firsts: (stream, partition, first offset), for layouts by number.
-    """
-    cells = Cells(work, width)
-    page: list[bytes] = []
-    doomed: list[bytes] = []
-    for key, _ in work.scan(*region_range(INDEX[0] if layout.indexed else MESSAGES[0])):
-        page.append(key)
-        if len(page) == _PAGE:
-            doomed += _strangers(page, cells, layout, firsts)
-            page = []
-    doomed += _strangers(page, cells, layout, firsts)
-    delete_messages(work, layout, doomed)
-
-
-def _strangers(
-    keys: list[bytes], cells: Cells, layout: MessageLayout, firsts: Sequence[tuple[int, int, int]]
-) -> list[bytes]:
-    """Give the keys of messages that are in no cell; those of layouts by event time begin with it."""
-    if not keys:
-        return []
-    stream, partition, offset = places_of(keys)
-    if layout.timed:
-        at = unpack_fixed(to_rows([key[1:9] for key in keys], 8), np.int64)
-    else:
-        at = offset - offsets_of(firsts, stream, partition)
-    strange: Mask = np.zeros(len(keys), np.bool_)
-    for place, rows in cells.groups(at, stream, partition):
-        cell = cells.known.get(place)
-        strange[rows] = True if cell is None else offset[rows] < cell.first
-    return [keys[at] for at in np.flatnonzero(strange).tolist()]
-
-
-def proofs(state: Readable, layout: MessageLayout, width: int) -> Iterable[Proof]:
-    """Give what the message store must hold: per bucket where its messages lie together, else in all."""
-    cells = Cells(state, width)
-    if layout.indexed or not layout.timed:
-        yield Proof("all messages of the join", *region_range(Region.MESSAGES), cells.messages, cells.digest)
-        return
-    buckets: dict[int, list[Cell]] = {}
-    for (bucket, _, _), cell in cells.known.items():
-        buckets.setdefault(bucket, []).append(cell)
-    for bucket, found in sorted(buckets.items()):
-        low, high = clock_range(MESSAGES, bucket, bucket + width)
-        count, digest = sum(cell.count for cell in found), sum(cell.digest for cell in found) & _MASK
-        yield Proof(f"bucket {bucket}", low, high, count, digest)
+    def proofs(self) -> Iterable[Proof]:
+        """Give what the message store must hold: per bucket where its messages lie together, else in all."""
+        if self._layout.indexed or not self._layout.timed:
+            yield Proof("all messages of the join", *region_range(Region.MESSAGES), self.messages, self.digest)
+            return
+        for bucket, cells in groupby(sorted(self.known.items()), key=lambda cell: cell[0][0]):
+            found = [cell for _, cell in cells]
+            low, high = clock_range(MESSAGES, bucket, bucket + self._width)
+            count, digest = sum(cell.count for cell in found), sum(cell.digest for cell in found) & _MASK
+            yield Proof(f"bucket {bucket}", low, high, count, digest)
 
 
 def _key(place: Place) -> bytes:

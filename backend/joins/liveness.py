@@ -1,78 +1,16 @@
-"""How long a message of a join's side can be joined, and how far each side has come.
-
-Joins by time go by event time, joins by number by the number of a message in its source partition, from the partition's
-first offset on; so the streams are aligned by their first offsets. Either is called the *place in time* `at` here. The
-clock of a message is the newest event time of its source partition before it, or its own number. A message can be
-joined by a message of the other side while `expiry(at) > clock` of that one; and the same the other way round, so it
-does not matter which comes first.
-"""
+"""How far each side of a join has come, and the pieces in which its messages expire."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-import numpy as np
 
 from backend.batch import NO_TIME, MicroBatch, Position, SourcePartition
-from backend.joins.sides import LEFT, RIGHT, Side
+from backend.joins.sides import LEFT, RIGHT
 from backend.joins.spec import JoinSpec
-from backend.windows.columns.arrays import IntArray, Mask
-from backend.windows.definitions import Grid, Window
 from backend.windows.watermark import is_idle
 
-FOREVER = 2**63 - 1
 MIN_BUCKET_MS, MIN_BUCKET_MESSAGES = 1_000, 256
 """Shortest buckets: a side that leads has one for each so much that it leads by, all read in each micro-batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """When messages of one side expire.
-
-    Attributes:
-        window: The side's windows, None for one without end.
-        keep: How far behind its window's end a message is kept; None for ever.
-    """
-
-    window: Window | None
-    keep: int | None
-
-    @classmethod
-    def of(cls, spec: JoinSpec, side: Side) -> Life:
-        """Give the life of a side's messages."""
-        return cls(side.window, side.retention_messages if spec.by_number else side.retention_ms)
-
-    def ends(self, at: IntArray) -> IntArray:
-        """Give the first clock at which the first window of each message is over; without a window, `at` itself."""
-        window = self.window
-        if window is None:
-            return at
-        if window.kind in ("tumbling", "hopping"):
-            grid = Grid.of(window)
-            return grid.first_window(grid.pane_of(at)) * grid.step + grid.origin + grid.size
-        # a sliding window closes when the clock passes it, a session when the clock passes the gap behind it
-        return at + 1 + (window.size if window.kind == "session" else 0)
-
-    def expiry(self, at: IntArray) -> IntArray:
-        """Give the first clock of the other side at which each message cannot be joined any more."""
-        return np.full(len(at), FOREVER, np.int64) if self.keep is None else self.ends(at) + self.keep
-
-    def first_alive(self, clock: int) -> int:
-        """Give the smallest `at` that a clock of the other side leaves alive; `NO_TIME` when all are."""
-        if self.keep is None or clock == NO_TIME:
-            return NO_TIME
-        passed, window = clock - self.keep, self.window
-        if window is None:
-            return passed + 1
-        if window.kind in ("tumbling", "hopping"):
-            grid = Grid.of(window)
-            return grid.last_ended_at(passed) * grid.step + grid.origin + grid.size
-        return passed - (window.size if window.kind == "session" else 0)
-
-    def late(self, at: IntArray, clock: IntArray) -> Mask:
-        """Tell which messages came after the end of their window; without a window none does."""
-        return np.zeros(len(at), np.bool_) if self.window is None else self.ends(at) <= clock
 
 
 def bucket_width(spec: JoinSpec) -> int:
@@ -81,10 +19,7 @@ def bucket_width(spec: JoinSpec) -> int:
     So a message is stored for at most that much longer than it can be met. The length is chosen when a shard starts
     and kept with its state.
     """
-    longest = 0
-    for side in spec.sides:
-        life = Life.of(spec, side)
-        longest = max(longest, (life.keep or 0) + (life.window.size if life.window else 0))
+    longest = max((side.keep or 0) + (side.window.size if side.window else 0) for side in spec.sides)
     if not longest:
         longest = 1 if spec.by_number else max((spec.before or 0) + (spec.after or 0), 60_000)
     return max(longest // 64, MIN_BUCKET_MESSAGES if spec.by_number else MIN_BUCKET_MS)
@@ -115,7 +50,7 @@ def side_clocks(
     """
     awake: tuple[list[int], list[int]] = ([], [])
     waits: list[int] = []
-    known = [(side_of(source[0], spec), position, reached[source]) for source, position in batch.after.items()]
+    known = [(spec.side_of(source[0]), position, reached[source]) for source, position in batch.after.items()]
     silent = Position(0, NO_TIME, started_ms)
     known += [(side, silent, NO_TIME) for side in (LEFT, RIGHT) if side not in {side for side, _, _ in known}]
     for side, position, clock in known:
@@ -129,8 +64,3 @@ def side_clocks(
         max(committed[RIGHT], min(awake[RIGHT] or awake[LEFT], default=newest)),
     )
     return clocks, min(waits, default=None) if newest > min(clocks) else None
-
-
-def side_of(stream: int, spec: JoinSpec) -> int:
-    """Give the side of a stream."""
-    return LEFT if stream < spec.left_streams else RIGHT

@@ -27,23 +27,20 @@ from backend.batch import (
     MicroBatch,
     Outcome,
     Proof,
-    SourcePartition,
 )
-from backend.chunks import taken_rows
-from backend.joins import cells, outer, state
-from backend.joins.cells import Place
-from backend.joins.liveness import bucket_width, side_clocks, side_of
+from backend.joins import outer, state
+from backend.joins.cells import Cells, Place
+from backend.joins.liveness import bucket_width, side_clocks
 from backend.joins.out import Out
 from backend.joins.probe import Meeting
 from backend.joins.read import reach
-from backend.joins.rows import JoinRows, Rows
+from backend.joins.rows import JoinRows, Rows, offsets_of, together
 from backend.joins.sides import LEFT, RIGHT
 from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
 from backend.messages.key_first import digests
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.micro_batch import joined
 
 
@@ -92,12 +89,12 @@ class JoinOperator:
         """Delete messages that were expired one side at a time, or by size, or since an older copy was made."""
         ledger = state.read(work)
         if ledger is not None:
-            cells.settle(work, self.spec.layout, ledger.width, ledger.firsts)
+            Cells(work, self.spec.layout, ledger).settle()
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, by its cells."""
         ledger = state.read(work)
-        return () if ledger is None else cells.proofs(work, self.spec.layout, ledger.width)
+        return () if ledger is None else Cells(work, self.spec.layout, ledger).proofs()
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry."""
@@ -114,14 +111,15 @@ class _Step(Meeting):
     def run(self) -> Outcome:
         """Take the steps."""
         self.meet()
-        clocks, idle_ms = self._move_clocks()
+        idle_ms = self._move_clocks()
         results = self.out.release(self.work, self.ledger, self.pairs, self.batch.time_ms, drain=self.batch.drain)
-        keys = self._store()
-        for side in (LEFT, RIGHT):
-            if self.spec.sides[side].outer:
-                results += self._unmatched(side, clocks[1 - side], keys[side])
+        for rows in self.new:
+            self._store(rows)
+        for rows in self.new:
+            if rows.side.outer:
+                results += self._unmatched(rows)
         self._expire()
-        self.cells.write(self.work)
+        self.cells.write()
         state.write(self.work, self.ledger)
         due = [self.out.due_ms(self.ledger), idle_ms if self.ledger.waiting else None]
         return Outcome(
@@ -135,49 +133,37 @@ class _Step(Meeting):
             metrics=self.metrics,
         )
 
-    def _move_clocks(self) -> tuple[tuple[int, int], int | None]:
-        """Move both sides' clocks on, and with them what can be joined."""
-        reached: dict[SourcePartition, int] = {}
-        for source, position in self.batch.after.items():
-            reached[source] = position.stream_time
-            if self.spec.by_number:
-                reached[source] = position.next_offset - self.firsts.get(source, position.next_offset)
-        ledger, lives = self.ledger, self.lives
-        clocks, idle_ms = side_clocks(ledger.clocks, reached, self.batch, ledger.started_ms, self.spec)
-        self.reached = reached
-        ledger.clocks = clocks
-        ledger.lows = (
-            max(self.lows[LEFT], lives[LEFT].first_alive(clocks[RIGHT])),
-            max(self.lows[RIGHT], lives[RIGHT].first_alive(clocks[LEFT])),
-        )
-        return clocks, idle_ms
-
-    def _store(self) -> list[dict[int, bytes]]:
-        """Store the new messages whose cells live on; gives the keys of those that may wait for a partner, by row."""
-        waiting: list[dict[int, bytes]] = []
-        for side, rows in enumerate(self.new):
-            named = self.spec.sides[side]
-            fitting: Mask = self.codec.storable(rows.known, named)
-            for place, here in self.cells.groups(rows.at, rows.stream, rows.partition):
-                if self._dead(side, place, int(rows.offset[here].max())):
-                    fitting[here] = False
-            table, stored = self.tables[side], rows.where(fitting)
-            found = self.codec.encode(table if fitting.all() else table.filter(pa.array(fitting)), named)
-            stored = stored if not len(found.order) else stored.take(found.order)
-            hashes = digests(found.keys, found.values)
-            self.cells.add(stored.at, stored.stream, stored.partition, stored.offset, hashes)
-            self.work.put_many(found.keys, found.values)
-            self.work.put_many(found.index, [b""] * len(found.index))
-            self._put_clocks(side, stored)
-            at = np.flatnonzero(fitting)[found.order] if named.outer else np.empty(0, np.int64)
-            waiting.append(dict(zip(at.tolist(), found.keys, strict=False)))
-        return waiting
-
-    def _put_clocks(self, side: int, rows: Rows) -> None:
-        """Remember the clocks of stored messages that a later pair may hang on."""
+    def _move_clocks(self) -> int | None:
+        """Move both sides' clocks on, and with them what can be joined; gives when one may move without input."""
+        self.reached = {source: position.stream_time for source, position in self.batch.after.items()}
         if self.spec.by_number:
-            return
-        other, passed = self.lives[1 - side], self._slowest(1 - side)
+            for source, position in self.batch.after.items():
+                self.reached[source] = position.next_offset - self.firsts.get(source, position.next_offset)
+        ledger, (left, right) = self.ledger, self.spec.sides
+        ledger.clocks, idle_ms = side_clocks(ledger.clocks, self.reached, self.batch, ledger.started_ms, self.spec)
+        ledger.lows = (
+            max(self.lows[LEFT], left.first_alive(ledger.clocks[RIGHT])),
+            max(self.lows[RIGHT], right.first_alive(ledger.clocks[LEFT])),
+        )
+        return idle_ms
+
+    def _store(self, rows: Rows) -> None:
+        """Store the new messages of a side whose cells live on."""
+        fitting = self.codec.storable(rows)
+        for place, here in self.cells.groups(rows.at, rows.stream, rows.partition):
+            if self._dead(place, int(rows.offset[here].max())):
+                fitting[here] = False
+        found = self.codec.encode(rows.where(fitting))
+        self.cells.add(found.rows, digests(found.keys, found.values))
+        self.work.put_many(found.keys, found.values)
+        self.work.put_many(found.index, [b""] * len(found.index))
+        if not self.spec.by_number:
+            self._put_clocks(found.rows)
+
+    def _put_clocks(self, rows: Rows) -> None:
+        """Remember the clocks of stored messages that a later pair may hang on."""
+        side = rows.side.number
+        other, passed = self.spec.sides[1 - side], self._slowest(1 - side)
         state.drop_clocks(self.work, side, passed)
         if other.keep is None:
             return
@@ -185,59 +171,46 @@ class _Step(Meeting):
         if self.spec.ranged:
             earliest, _ = reach(self.spec, side, rows.time)
             wanted &= other.expiry(earliest) <= rows.clock
-        fitting = rows.where(wanted)
-        state.put_clocks(self.work, side, fitting.clock, fitting.stream, fitting.partition, fitting.offset)
+        state.put_clocks(self.work, rows.where(wanted))
 
     def _slowest(self, side: int) -> int:
         """Give the smallest stream time of a side's source partitions, idle ones too."""
-        times = [time for (stream, _), time in self.reached.items() if side_of(stream, self.spec) == side]
+        times = [time for (stream, _), time in self.reached.items() if self.spec.side_of(stream) == side]
         return min(times, default=NO_TIME)
 
-    def _dead(self, side: int, place: Place, last: int) -> bool:
+    def _dead(self, place: Place, last: int) -> bool:
         """Tell whether a cell whose last offset is `last` can be met no more."""
         bucket, stream, partition = place
         gone = next((offset for s, p, offset in self.ledger.gone if (s, p) == (stream, partition)), NO_TIME)
-        return bucket + self.ledger.width <= self.ledger.lows[side] or last < gone
+        return bucket + self.ledger.width <= self.ledger.lows[self.spec.side_of(stream)] or last < gone
 
-    def _unmatched(self, side: int, other_clock: int, keys: Mapping[int, bytes]) -> list[pa.Table]:
+    def _unmatched(self, rows: Rows) -> list[pa.Table]:
         """Show messages that no partner can come for, in the order of the source; the others wait."""
-        ledger, named, rows = self.ledger, self.spec.sides[side], self.new[side]
-        first = outer.open_from(self.spec, side, ledger.lows[side], other_clock, ledger.closed[1 - side])
-        sized, drain = named.retention_messages is not None and not self.spec.by_number, self.batch.drain
-        shown = outer.show(self.work, side, first, ledger.gone, sized=sized, drain=drain)
+        ledger, side, drain = self.ledger, rows.side, self.batch.drain
+        first = outer.open_from(self.spec, side.number, ledger)
+        shown = outer.show(self.work, side, first, ledger.gone, drain=drain)
         ledger.waiting -= len(shown.keys)
-        lonely = ~self.matched[side]
-        due = (rows.at < first) | (rows.offset < state.gone_before(ledger.gone, rows.stream, rows.partition))
-        waits = np.flatnonzero(lonely & ~due & (not drain))
-        outer.wait(self.work, side, rows.take(waits), [keys[at] for at in waits.tolist()])
+        lonely = ~self.matched[side.number]
+        due = (rows.at < first) | (rows.offset < offsets_of(ledger.gone, rows.stream, rows.partition))
+        waits = rows.take(np.flatnonzero(lonely & ~due & (not drain)))
+        outer.wait(self.work, waits, self.codec.keys(waits))
         ledger.waiting += len(waits)
-        fresh = np.flatnonzero(lonely & (due | drain))
-        stored = self.codec.stored(shown.keys, shown.values, named)
-        both = [(stored, np.arange(len(stored)), shown.due), (rows, fresh, due[fresh])]
-        table = pa.concat_tables([self._lonely(side, some, picked, is_due) for some, picked, is_due in both])
-        places = [
-            np.concatenate([getattr(some, name)[picked] for some, picked, _ in both])
-            for name in ("offset", "partition", "stream")
-        ]
-        self.metrics["unmatched"] += table.num_rows
-        return [taken_rows(table, np.lexsort(places))] if table.num_rows else []
-
-    def _lonely(self, side: int, rows: Rows, picked: IntArray, due: Mask) -> pa.Table:
-        half = rows.time[picked], self.codec.fields(rows, picked, self.spec.sides[side])
-        reasons = pa.array(np.where(due, "full", "drain"), pa.string())
-        return self.out.table(reasons, *((half, None) if side == LEFT else (None, half)))
+        fresh = lonely & (due | drain)
+        both = together(self.codec.stored(shown.keys, shown.values, side), rows.take(np.flatnonzero(fresh)))
+        self.metrics["unmatched"] += len(both)
+        if not len(both):
+            return []
+        half = self.codec.half(both, np.arange(len(both)))
+        reasons = np.where(np.concatenate([shown.due, due])[both.origin], "full", "drain")
+        return [self.out.table(pa.array(reasons), *((half, None) if side.number == LEFT else (None, half)))]
 
     def _expire(self) -> None:
         """Take dead cells out of the store, and raise the bound."""
         ledger = self.ledger
-        dead = [
-            place
-            for place, cell in self.cells.known.items()
-            if self._dead(side_of(place[1], self.spec), place, cell.last)
-        ]
+        dead = [place for place, cell in self.cells.known.items() if self._dead(place, cell.last)]
         if not self.spec.by_number and min(ledger.lows) != NO_TIME:
             ledger.bound = max(ledger.bound, min(ledger.lows) // ledger.width * ledger.width)
-        cells.evict(self.work, self.spec.layout, self.cells, dead, ledger.bound, self.firsts)
+        self.cells.evict(dead)
         if dead and not self.spec.by_number:
             for side in (LEFT, RIGHT):
                 state.drop_unused_clocks(self.work, side, self.cells.spans())

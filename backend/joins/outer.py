@@ -17,11 +17,10 @@ import numpy as np
 
 from backend.batch import NO_TIME
 from backend.errors import StateCorrupted, UnknownFormat
-from backend.joins.liveness import Life
-from backend.joins.rows import Rows
-from backend.joins.sides import LEFT
+from backend.joins.rows import Place, Rows, offsets_of
+from backend.joins.sides import LEFT, Side
 from backend.joins.spec import JoinSpec
-from backend.joins.state import gone_before
+from backend.joins.state import JoinLedger
 from backend.keys import beside, fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
 from backend.messages.keys import MESSAGES, pack_places, unpack_places
 from backend.store.protocol import Region
@@ -45,39 +44,30 @@ class Shown:
     due: Mask
 
 
-def open_from(spec: JoinSpec, side: int, low: int, other_clock: int, closed: int) -> int:
-    """Give the smallest `at` of a side for which a partner may still come.
-
-    Args:
-        spec: The join.
-        side: The side that waits.
-        low: The side's smallest `at` that can be joined.
-        other_clock: How far the other side has come.
-        closed: The other side's smallest `at` that is taken, whatever its retention.
-    """
+def open_from(spec: JoinSpec, side: int, ledger: JoinLedger) -> int:
+    """Give the smallest `at` of a side that waits for which a partner may still come."""
+    low = ledger.lows[side]
     if spec.by_number or not spec.ranged:
         return low
-    other = max(Life.of(spec, spec.sides[1 - side]).first_alive(other_clock), closed)
+    other = max(spec.sides[1 - side].first_alive(ledger.clocks[1 - side]), ledger.closed[1 - side])
     reach = spec.after if side == LEFT else spec.before
     return low if other == NO_TIME else max(low, other - (reach or 0))
 
 
-def wait(work: Workspace, side: int, rows: Rows, keys: Sequence[bytes]) -> None:
-    """Let stored messages wait; `keys` are theirs."""
-    work.put_many(_keys(side, rows), [_FORMAT + key[1:] for key in keys])
+def wait(work: Workspace, rows: Rows, keys: Sequence[bytes]) -> None:
+    """Let stored messages of a side wait; `keys` are theirs."""
+    work.put_many(_keys(rows), [_FORMAT + key[1:] for key in keys])
 
 
-def matched(work: Workspace, side: int, rows: Rows) -> int:
-    """Let messages wait no more; gives how many did."""
-    keys = _keys(side, rows)
+def matched(work: Workspace, rows: Rows) -> int:
+    """Let messages of a side wait no more; gives how many did."""
+    keys = _keys(rows)
     waiting = [key for key, value in zip(keys, work.get_many(keys), strict=True) if value is not None]
     work.delete_many(sorted(waiting))
     return len(waiting)
 
 
-def show(
-    work: Workspace, side: int, first: int, gone: Sequence[tuple[int, int, int]], *, sized: bool, drain: bool
-) -> Shown:
+def show(work: Workspace, side: Side, first: int, gone: Sequence[Place], *, drain: bool) -> Shown:
     """Take the messages that are to be shown out of the waiting ones.
 
     Args:
@@ -85,16 +75,15 @@ def show(
         side: The side.
         first: As `open_from` gives it.
         gone: What is out of retention by size.
-        sized: Whether the side has retention by size.
         drain: Show all.
     """
-    head = _WAITING + bytes([side])
-    end = _WAITING + bytes([side + 1]) if drain or sized else head + fixed_bytes(first)
+    head = _WAITING + bytes([side.number])
+    end = _WAITING + bytes([side.number + 1]) if drain or side.newest is not None else head + fixed_bytes(first)
     keys, values = work.scan_arrays(head, end) if end > head else ([], [])
     rows = to_rows(keys, _KEY_BYTES)
     at = unpack_fixed(rows[:, 2:10], np.int64)
     stream, partition, offset = unpack_places(rows)
-    due = (at < first) | (offset < gone_before(gone, stream, partition))
+    due = (at < first) | (offset < offsets_of(gone, stream, partition))
     picked = range(len(keys)) if drain else np.flatnonzero(due).tolist()
     work.delete_many([keys[row] for row in picked])
     wanted = [MESSAGES + _plain(values[row]) for row in picked]
@@ -111,7 +100,7 @@ def _plain(value: bytes) -> bytes:
     return value[1:]
 
 
-def _keys(side: int, rows: Rows) -> list[bytes]:
-    head = _WAITING + bytes([side])
+def _keys(rows: Rows) -> list[bytes]:
+    head = _WAITING + bytes([rows.side.number])
     places = pack_places(rows.stream, rows.partition, rows.offset)
     return [head + key for key in to_keys(beside([pack_fixed(rows.at), places]))]

@@ -7,6 +7,7 @@ in which backend.joins.operator says they come out.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -26,11 +27,10 @@ from backend.batch import (
 )
 from backend.joins import match, outer, state
 from backend.joins.cells import Cells
-from backend.joins.liveness import Life, side_of
 from backend.joins.out import Out
 from backend.joins.read import load, reach
-from backend.joins.rows import JoinRows, Rows, together
-from backend.joins.sides import LEFT, RIGHT
+from backend.joins.rows import JoinRows, Place, Rows, offsets_of, together
+from backend.joins.sides import LEFT, RIGHT, Side
 from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
 from backend.store.workspace import Workspace
@@ -55,10 +55,9 @@ class Meeting:
     ) -> None:
         self.spec, self.codec, self.out = spec, codec, out
         self.batch, self.work, self.ledger = batch, work, ledger
-        self.lives = (Life.of(spec, spec.left), Life.of(spec, spec.right))
         self.lows = ledger.lows
         self.errors: list[pa.Table] = []
-        self.rejected: list[tuple[int, int, int]] = []
+        self.rejected: list[Place] = []
         self.pairs: list[tuple[pa.Table, Mask]] = []
         """Result rows, and which of them came late."""
         self.metrics: Counter[str] = Counter()
@@ -67,29 +66,29 @@ class Meeting:
         """Accept the new messages and find their pairs."""
         self._change_retentions()
         self._count_offsets()
-        messages = self._in_range(self.batch.messages)
-        arrived = [self._accept(side.number, self.codec.of_side(messages, side)) for side in self.spec.sides]
-        self.tables, self.new = [table for table, _ in arrived], [rows for _, rows in arrived]
+        tables = [self.codec.of_side(self.batch.messages, side) for side in self.spec.sides]
+        for limits in self._time_limits():
+            tables = [self._refuse_outside(table, *limits) for table in tables]
+        self.new = [self._accept(table, side) for table, side in zip(tables, self.spec.sides, strict=True)]
         self.matched = [np.zeros(len(rows), np.bool_) for rows in self.new]
-        self.cells = Cells(self.work, self.ledger.width)
+        self.cells = Cells(self.work, self.spec.layout, self.ledger)
         self._match()
 
     def _change_retentions(self) -> None:
         """Note what is gone under the retentions of the last commit, where they were others: it stays gone."""
         ledger, spec = self.ledger, self.spec
         now = tuple((side.retention_ms, side.retention_messages) for side in spec.sides)
-        for side, (before, after) in enumerate(zip(ledger.retentions, now, strict=False)):
+        closed = [*ledger.closed]
+        for side, before, after in zip(spec.sides, ledger.retentions, now, strict=False):
             if before == after or spec.by_number:
                 continue
-            life = self.lives[side]
-            if before[0] is not None and (life.keep is None or life.keep > before[0]):
-                low = replace(life, keep=before[0]).first_alive(ledger.clocks[side])
-                closed = max(ledger.closed[side], low)
-                ledger.closed = (closed, ledger.closed[RIGHT]) if side == LEFT else (ledger.closed[LEFT], closed)
+            if before[0] is not None and (side.keep is None or side.keep > before[0]):
+                low = replace(side, retention_ms=before[0]).first_alive(ledger.clocks[side.number])
+                closed[side.number] = max(closed[side.number], low)
             if before[1] != after[1]:
-                mine = {at: p for at, p in self.batch.before.items() if side_of(at[0], spec) == side}
-                state.change_size(self.work, ledger, side, before[1], after[1], mine)
-        ledger.retentions = now
+                mine = {at: p for at, p in self.batch.before.items() if spec.side_of(at[0]) == side.number}
+                state.change_size(self.work, ledger, side, before[1], mine)
+        ledger.closed, ledger.retentions = (closed[LEFT], closed[RIGHT]), now
 
     # -- accept ---------------------------------------------------------------------------------------------------
 
@@ -109,136 +108,104 @@ class Meeting:
                 self.firsts.setdefault(source, known.get(source, position.next_offset))
         self.ledger.firsts = [(s, p, offset) for (s, p), offset in sorted(self.firsts.items())]
 
-    def _in_range(self, messages: pa.Table) -> pa.Table:
-        """Refuse what the pack stage would have: standalone there is none before the operator."""
-        times = numbers(messages, TIME)
-        messages = self._refuse(
-            messages,
-            (times < MIN_EVENT_TIME) | (times > MAX_EVENT_TIME),
-            "out_of_range",
-            EVENT_TIMES,
-        )
-        if self.spec.max_ahead_ms is None:
-            return messages
-        latest = self.batch.time_ms + self.spec.max_ahead_ms
-        return self._refuse(messages, numbers(messages, TIME) > latest, "in_future", f"later than {latest} ms")
+    def _time_limits(self) -> Iterator[tuple[int, int, str, str]]:
+        """Give what the pack stage would refuse by: standalone there is none before the operator."""
+        yield MIN_EVENT_TIME, MAX_EVENT_TIME, "out_of_range", EVENT_TIMES
+        if self.spec.max_ahead_ms is not None:
+            latest = self.batch.time_ms + self.spec.max_ahead_ms
+            yield MIN_EVENT_TIME, latest, "in_future", f"later than {latest} ms"
 
-    def _refuse(self, messages: pa.Table, bad: Mask, reason: str, detail: str) -> pa.Table:
-        """Send messages of both sides to the errors; give the others."""
+    def _refuse_outside(self, table: pa.Table, first: int, last: int, reason: str, detail: str) -> pa.Table:
+        times = numbers(table, TIME)
+        return self._refuse(table, (times < first) | (times > last), reason, detail)
+
+    def _refuse(self, table: pa.Table, bad: Mask, reason: str, detail: str) -> pa.Table:
+        """Send messages of one side to the errors, which a replay leaves out; give the others."""
         if not bad.any():
-            return messages
-        refused = messages.filter(pa.array(bad))
-        for side in self.spec.sides:
-            self._to_errors(self.codec.of_side(refused, side), reason, detail)
-        return messages.filter(pa.array(~bad))
-
-    def _to_errors(self, refused: pa.Table, reason: str, detail: str) -> None:
-        """Send messages of one side to the errors; a replay leaves them out."""
-        if not refused.num_rows:
-            return
+            return table
+        refused = table.filter(pa.array(bad))
         self.errors.append(error_rows(refused, reason, detail))
         bound = NO_TIME if self.spec.by_number else self.ledger.bound
         above = refused.filter(pa.array(numbers(refused, TIME) >= bound))
         columns = (numbers(above, name).tolist() for name in (STREAM, PARTITION, OFFSET))
         self.rejected += zip(*columns, strict=True)
+        return table.filter(pa.array(~bad))
 
-    def _accept(self, side: int, table: pa.Table) -> tuple[pa.Table, Rows]:
-        """Refuse what is out of retention; give the rest, and its rows."""
-        life, named = self.lives[side], self.spec.sides[side]
-        rows = self.codec.arrived(table, named)
+    def _accept(self, table: pa.Table, side: Side) -> Rows:
+        """Refuse what is out of retention; give the rest as rows."""
+        rows = self.codec.arrived(table, side)
         if self.spec.by_number:
-            rows.at = rows.clock = self._numbers(rows)
-            return table, rows
-        gone = (life.expiry(rows.at) <= rows.clock) | (rows.at < self.ledger.closed[side])
-        if not gone.any():
-            return table, rows
-        detail = f"{named.name}_retention is {life.keep} ms"
-        self._to_errors(table.filter(pa.array(gone)), "out_of_retention", detail)
-        return table.filter(pa.array(~gone)), rows.where(~gone)
-
-    def _numbers(self, rows: Rows) -> IntArray:
-        """Give the number of each message in its source partition."""
-        return rows.offset - state.offsets_of(self.ledger.firsts, rows.stream, rows.partition)
+            rows.number_from(self.ledger.firsts)
+            return rows
+        gone = (side.expiry(rows.at) <= rows.clock) | (rows.at < self.ledger.closed[side.number])
+        table = self._refuse(table, gone, "out_of_retention", f"{side.name}_retention is {side.keep} ms")
+        return replace(rows.where(~gone), table=table, origin=np.arange(len(table)))
 
     # -- match ----------------------------------------------------------------------------------------------------
 
     def _match(self) -> None:
         """Find the pairs: left messages with stored right ones, then right ones with all left ones."""
-        stored = list(load(self.codec, self.work, (self.new[LEFT], self.new[RIGHT]), self.cells.messages))
-        for side in (LEFT, RIGHT):
-            self._set_clocks(side, stored[side])
-        self._meet(LEFT, self._alive(RIGHT, stored[RIGHT]))
-        self._arrive(LEFT)
-        self._meet(RIGHT, self._alive(LEFT, together(stored[LEFT], self.new[LEFT])))
-        self._arrive(RIGHT)
+        left, right = self.new
+        stored = load(self.codec, self.work, (left, right), self.cells.messages)
+        for rows in stored:
+            self._set_clocks(rows)
+        self._meet(left, self._alive(stored[RIGHT]))
+        state.count_arrivals(self.work, self.ledger, left)
+        self._meet(right, self._alive(together(stored[LEFT], left)))
+        state.count_arrivals(self.work, self.ledger, right)
 
-    def _set_clocks(self, side: int, rows: Rows) -> None:
+    def _set_clocks(self, rows: Rows) -> None:
         if self.spec.by_number:
-            rows.at = rows.clock = self._numbers(rows)
+            rows.number_from(self.ledger.firsts)
             return
-        asking = self.new[1 - side]
+        asking = self.new[1 - rows.side.number]
         rows.clock = np.full(len(rows), NO_TIME, np.int64)
-        if len(rows) and len(asking) and self.lives[1 - side].keep is not None:
-            least = int(self.lives[1 - side].expiry(asking.at).min())
-            marks = state.clocks_from(self.work, side, least)
-            rows.clock = state.staircase(marks, rows.stream, rows.partition, rows.offset)
+        if len(rows) and len(asking) and asking.side.keep is not None:
+            rows.clock = state.staircase(self.work, rows, int(asking.side.expiry(asking.at).min()))
 
-    def _alive(self, side: int, rows: Rows) -> Rows:
+    def _alive(self, rows: Rows) -> Rows:
         """Leave out what can be joined by nobody any more, by time for all, or by size."""
-        gone = state.gone_before(self.ledger.gone, rows.stream, rows.partition)
-        return rows.where((rows.at >= self.lows[side]) & (rows.offset >= gone))
+        gone = offsets_of(self.ledger.gone, rows.stream, rows.partition)
+        return rows.where((rows.at >= self.lows[rows.side.number]) & (rows.offset >= gone))
 
-    def _arrive(self, side: int) -> None:
-        rows = self.new[side]
-        keep = None if self.spec.by_number else self.spec.sides[side].retention_messages
-        state.count_arrivals(self.work, self.ledger, side, keep, (rows.stream, rows.partition, rows.offset))
-
-    def _meet(self, side: int, others: Rows) -> None:
+    def _meet(self, rows: Rows, others: Rows) -> None:
         """Find the pairs of one side's new messages with others, and write them down."""
-        rows, spec = self.new[side], self.spec
         if not len(rows) or not len(others):
             return
-        lives = self.lives
-        mine_until, other_until = lives[side].expiry(rows.at), lives[1 - side].expiry(others.at)
+        ranged = self.spec.ranged
+        mine_until, other_until = rows.side.expiry(rows.at), others.side.expiry(others.at)
         code, other_code = _codes(rows, others)
-        candidates = match.Candidates(other_code, others.time if spec.ranged else None)
+        candidates = match.Candidates(other_code, others.time if ranged else None)
         has_met: Mask = np.zeros(len(others), np.bool_)
-        for asked, met in candidates.meet(code, *(reach(spec, side, rows.time) if spec.ranged else ())):
+        for asked, met in candidates.meet(code, *(reach(self.spec, rows.side.number, rows.time) if ranged else ())):
             lives_on = (other_until[met] > rows.clock[asked]) & (mine_until[asked] > others.clock[met])
             mine, other = asked[lives_on], met[lives_on]
             if not len(mine):
                 continue
             mine, other = np.divmod(np.sort(mine * len(others) + other), len(others))
-            sizes = [
-                self.codec.sizes(rows, mine, spec.sides[side]),
-                self.codec.sizes(others, other, spec.sides[1 - side]),
-            ]
-            for part in parts(np.maximum(*sizes), match.CHUNK_BYTES):
-                self._write_pairs(side, rows, mine[part], others, other[part])
-            self.matched[side][mine] = True
+            sizes = np.maximum(self.codec.sizes(rows, mine), self.codec.sizes(others, other))
+            for part in parts(sizes, match.CHUNK_BYTES):
+                self._write_pairs(rows, mine[part], others, other[part])
+            self.matched[rows.side.number][mine] = True
             has_met[other] = True
-        if spec.sides[1 - side].outer and has_met.any():
-            self._note_matched(1 - side, others, np.flatnonzero(has_met))
+        if others.side.outer and has_met.any():
+            self._note_matched(others.where(has_met))
 
-    def _write_pairs(self, side: int, rows: Rows, mine: IntArray, others: Rows, other: IntArray) -> None:
-        late = self.lives[side].late(rows.at, rows.clock)[mine]
-        halves = [
-            (rows.time[mine], self.codec.fields(rows, mine, self.spec.sides[side])),
-            (others.time[other], self.codec.fields(others, other, self.spec.sides[1 - side])),
-        ]
-        left, right = halves if side == LEFT else halves[::-1]
+    def _write_pairs(self, rows: Rows, mine: IntArray, others: Rows, other: IntArray) -> None:
+        late = rows.side.late(rows.at, rows.clock)[mine]
+        halves = [self.codec.half(rows, mine), self.codec.half(others, other)]
+        left, right = halves if rows.side.number == LEFT else halves[::-1]
         reasons = pa.array(np.where(late, "late", "full"), pa.string())
         self.pairs.append((self.out.table(reasons, left, right), late))
         self.metrics["pairs"] += len(mine)
         self.metrics["late"] += int(late.sum())
 
-    def _note_matched(self, side: int, rows: Rows, met: IntArray) -> None:
+    def _note_matched(self, rows: Rows) -> None:
         """Remember which messages have a partner: stored ones wait no more."""
-        fresh, _, new = rows.of_parts(met)
-        self.matched[side][new] = True
-        stored = rows.take(met[~fresh])
-        if len(stored):
-            self.ledger.waiting -= outer.matched(self.work, side, stored)
+        fresh = rows.fresh
+        self.matched[rows.side.number][rows.origin[fresh] - len(rows.values)] = True
+        if not fresh.all():
+            self.ledger.waiting -= outer.matched(self.work, rows.where(~fresh))
 
 
 def _codes(rows: Rows, others: Rows) -> tuple[IntArray, IntArray]:

@@ -71,7 +71,7 @@ def _time_ranges(spec: JoinSpec, asking: tuple[Rows, ...]) -> list[tuple[bytes, 
 def _key_ranges(codec: JoinRows, asking: tuple[Rows, ...], stored: int) -> list[tuple[bytes, bytes]]:
     """Give one range per distinct key, cut to the event times that can be met where they follow the key."""
     spec, layout = codec.spec, codec.layout
-    parts = [codec.prefixes(rows, spec.sides[side]) for side, rows in enumerate(asking) if len(rows)]
+    parts = [codec.prefixes(rows) for rows in asking if len(rows)]
     coded = pa.concat_arrays([part.cast(pa.binary()) for part in parts]).dictionary_encode()
     if len(coded.dictionary) * SEEK_ROWS > stored:
         return [region_range(Region.MESSAGES)]

@@ -119,6 +119,10 @@ class JoinSpec:
         """Whether there is a time range."""
         return self.before is not None
 
+    def side_of(self, stream: int) -> int:
+        """Give the side of a stream."""
+        return LEFT if stream < self.left_streams else RIGHT
+
     @property
     def input_fields(self) -> list[str]:
         """Names of the columns that messages have behind `MESSAGE_FIELDS`."""
@@ -259,6 +263,7 @@ def join_spec(
             read_retention(SIDES[number], window, retention, messages, by_number=by_number),
             read_retention_messages(SIDES[number], window, messages, by_number=by_number),
             how in (SIDES[number], "outer"),
+            by_number,
         )
         for number, schema, fields, window, retention, messages in (
             (LEFT, left_schema, left_fields, left_window, left_retention, left_retention_messages),

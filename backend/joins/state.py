@@ -20,11 +20,13 @@ import msgspec
 import numpy as np
 
 from backend.batch import NO_TIME, Positions, SourcePartition
+from backend.joins.rows import Rows
+from backend.joins.sides import Side
 from backend.keys import beside, fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
 from backend.messages.keys import pack_places, unpack_places
 from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray, grouped
+from backend.windows.columns.arrays import IntArray, grouped, union
 from backend.windows.ledger import decode_row
 
 FORMAT = 1
@@ -35,7 +37,8 @@ _RUN = bytes([Region.OPERATOR]) + b"n"
 _MARK_BYTES = 3 + 8 + 14
 _SET = bytes([FORMAT])
 
-
+Marks = tuple[IntArray, IntArray, IntArray, IntArray]
+"""Remembered clocks, and stream, partition and offset of each."""
 Retention = tuple[int | None, int | None]
 """Retention of a side: by time, milliseconds, and by number of messages; None for none."""
 
@@ -116,31 +119,24 @@ def write(work: Workspace, ledger: JoinLedger) -> None:
 # -- clocks of late messages ------------------------------------------------------------------------------------------
 
 
-def put_clocks(
-    work: Workspace, side: int, clock: IntArray, stream: IntArray, partition: IntArray, offset: IntArray
-) -> None:
+def put_clocks(work: Workspace, rows: Rows) -> None:
     """Remember the clocks of messages of one side: where a source partition's rises, as `staircase` reads them."""
-    if not len(clock):
+    if not len(rows):
         return
-    order = np.lexsort((offset, partition, stream))
-    parts = [part[order] for part in (clock, stream, partition)]
-    rises = np.any([np.diff(part, prepend=part[0] - 1) != 0 for part in parts], axis=0)
-    order = order[rises]
-    order = order[np.lexsort((offset[order], partition[order], stream[order], clock[order]))]
-    rows = beside([pack_fixed(clock[order]), pack_places(stream[order], partition[order], offset[order])])
-    keys = [_MARK + bytes([side]) + row for row in to_keys(rows)]
+    rows = rows.in_order()
+    rises = np.any([np.diff(part, prepend=part[0] - 1) != 0 for part in (rows.clock, rows.stream, rows.partition)], 0)
+    rows = rows.take(np.flatnonzero(rises)[np.argsort(rows.clock[rises], kind="stable")])
+    places = beside([pack_fixed(rows.clock), pack_places(rows.stream, rows.partition, rows.offset)])
+    keys = [_MARK + bytes([rows.side.number]) + place for place in to_keys(places)]
     work.put_many(keys, [_SET] * len(keys))
 
 
-def clocks_from(work: Workspace, side: int, least: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Give the remembered clocks at or above one, with stream, partition and offset."""
+def _clocks(work: Workspace, side: int, least: int = -(2**63)) -> tuple[list[bytes], Marks]:
+    """Give the keys of the remembered clocks at or above one, and what they say."""
     head = _MARK + bytes([side])
-    return _marks(work.scan_arrays(head + fixed_bytes(least), _MARK + bytes([side + 1]))[0])
-
-
-def _marks(keys: Sequence[bytes]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    keys, _ = work.scan_arrays(head + fixed_bytes(least), _MARK + bytes([side + 1]))
     rows = to_rows(keys, _MARK_BYTES)
-    return unpack_fixed(rows[:, 3:11], np.int64), *unpack_places(rows)
+    return keys, (unpack_fixed(rows[:, 3:11], np.int64), *unpack_places(rows))
 
 
 def drop_clocks(work: Workspace, side: int, passed: int) -> None:
@@ -149,8 +145,7 @@ def drop_clocks(work: Workspace, side: int, passed: int) -> None:
         return
     head = _MARK + bytes([side])
     keys, _ = work.scan_arrays(head, head + fixed_bytes(passed + 1))
-    if keys:
-        work.delete_many(keys)
+    work.delete_many(keys)
 
 
 def drop_unused_clocks(work: Workspace, side: int, stored: Mapping[SourcePartition, Sequence[tuple[int, int]]]) -> None:
@@ -161,38 +156,28 @@ def drop_unused_clocks(work: Workspace, side: int, stored: Mapping[SourcePartiti
         side: The side.
         stored: Per source partition of the side, first and last offset of what is stored together.
     """
-    keys, _ = work.scan_arrays(_MARK + bytes([side]), _MARK + bytes([side + 1]))
-    if not keys:
-        return
-    _, stream, partition, offset = _marks(keys)
-    order = np.lexsort((offset, partition, stream))
-    source, used = stream[order] * 2**32 + partition[order], np.zeros(len(order), np.int64)
-    for (s, p), spans in stored.items():
-        mine = np.flatnonzero(source == s * 2**32 + p)
-        if not len(mine):
-            continue
-        begins, (first, last) = offset[order[mine]], np.array(spans, np.int64).T
+    keys, (_, *source, offset) = _clocks(work, side)
+    unused = set(range(len(keys)))
+    for place, mine in grouped(*source):
+        marks = mine[np.argsort(offset[mine], kind="stable")]
+        first, last = np.array(stored.get(place, np.empty((0, 2))), np.int64).T
         # the mark at or before the first offset is the first one's clock
-        low, high = np.searchsorted(begins, first, "right") - 1, np.searchsorted(begins, last, "right")
-        edges = np.zeros(len(mine) + 1, np.int64)
-        np.add.at(edges, np.maximum(low, 0), 1)
-        np.add.at(edges, high, -1)
-        used[mine] = np.cumsum(edges)[:-1]
-    work.delete_many([keys[at] for at in np.sort(order[used == 0]).tolist()])
+        low, high = (np.searchsorted(offset[marks], edge, "right") - 1 for edge in (first, last))
+        unused.difference_update(marks[union(np.maximum(low, 0), high)].tolist())
+    work.delete_many([keys[at] for at in sorted(unused)])
 
 
-def staircase(
-    marks: tuple[IntArray, IntArray, IntArray, IntArray], stream: IntArray, partition: IntArray, offset: IntArray
-) -> IntArray:
-    """Give each message the clock that is known of it or of one before it in its source partition, else `NO_TIME`."""
-    found = np.full(len(offset), NO_TIME, np.int64)
-    clock, *place = marks
-    if not len(clock):
-        return found
-    for (s, p), rows in grouped(*place[:2]):
-        here = np.flatnonzero((stream == s) & (partition == p))
-        steps = rows[np.argsort(place[2][rows], kind="stable")]
-        at = np.searchsorted(place[2][steps], offset[here], "right") - 1
+def staircase(work: Workspace, rows: Rows, least: int) -> IntArray:
+    """Give each message the clock at or above one that is known of it or of one before it, else `NO_TIME`.
+
+    Before it is in its source partition.
+    """
+    found = np.full(len(rows), NO_TIME, np.int64)
+    _, (clock, *source, offset) = _clocks(work, rows.side.number, least)
+    for (stream, partition), marks in grouped(*source):
+        here = np.flatnonzero((rows.stream == stream) & (rows.partition == partition))
+        steps = marks[np.argsort(offset[marks], kind="stable")]
+        at = np.searchsorted(offset[steps], rows.offset[here], "right") - 1
         found[here] = np.where(at >= 0, clock[steps][np.maximum(at, 0)], NO_TIME)
     return found
 
@@ -200,56 +185,48 @@ def staircase(
 # -- retention by size ------------------------------------------------------------------------------------------------
 
 
-def count_arrivals(
-    work: Workspace, ledger: JoinLedger, side: int, keep: int | None, places: tuple[IntArray, IntArray, IntArray]
-) -> None:
-    """Number messages in the order of their arrival, and move on what is out of retention by size.
+def count_arrivals(work: Workspace, ledger: JoinLedger, rows: Rows) -> None:
+    """Number accepted messages in the order of their arrival, and move on what is out of retention by size.
 
     Args:
         work: Where runs of arrivals are kept.
         ledger: `counted` and `gone` are kept up to date.
-        side: The side.
-        keep: How many of the newest messages can be joined; None for all.
-        places: Stream, partition and offset of accepted messages, sorted.
+        rows: The messages, in the order of the source.
     """
-    stream, partition, offset = places
+    side, keep = rows.side.number, rows.side.newest
     number = ledger.counted[side]
-    total = number + len(offset)
+    total = number + len(rows)
     ledger.counted = (total, ledger.counted[1]) if side == 0 else (ledger.counted[0], total)
-    if keep is None or not len(offset):
+    if keep is None or not len(rows):
         return
-    edges = np.flatnonzero((np.diff(stream) != 0) | (np.diff(partition) != 0)) + 1
-    for rows in np.split(np.arange(len(offset)), edges):
-        offsets = offset[rows]
+    for (stream, partition), at in grouped(rows.stream, rows.partition):
+        offsets = rows.offset[at]
         steps = np.diff(offsets)
         packed = b"" if (steps == 1).all() else steps.astype("<i8").tobytes()
-        run = _Run(FORMAT, int(stream[rows[0]]), int(partition[rows[0]]), len(rows), int(offsets[0]), packed)
+        run = _Run(FORMAT, stream, partition, len(offsets), int(offsets[0]), packed)
         work.put(_run_key(side, number), _encoder.encode(run))
-        number += len(rows)
+        number += len(offsets)
     _forget(work, ledger, side, total - keep)
 
 
-def change_size(
-    work: Workspace, ledger: JoinLedger, side: int, before: int | None, keep: int | None, positions: Positions
-) -> None:
+def change_size(work: Workspace, ledger: JoinLedger, side: Side, before: int | None, positions: Positions) -> None:
     """Change a side's retention by size between two starts: what went stays gone.
 
     Args:
         work: Where runs of arrivals are kept.
         ledger: `gone` and `older` are kept up to date.
-        side: The side.
+        side: The side as it is now.
         before: How many of the newest messages could be joined; None for all.
-        keep: How many can be joined now; None for all.
         positions: The side's source partitions as committed.
     """
-    if keep is None:
-        ledger.older = [row for row in ledger.older if row[0] != side]
-        work.delete_many(work.scan_arrays(_RUN + bytes([side]), _RUN + bytes([side + 1]))[0])
+    counted = ledger.counted[side.number]
+    if side.newest is None:
+        ledger.older = [row for row in ledger.older if row[0] != side.number]
+        work.delete_many(work.scan_arrays(_run_key(side.number, 0), _RUN + bytes([side.number + 1]))[0])
         return
     if before is None:
-        number = ledger.counted[side]
-        ledger.older += [(side, number, s, p, at.next_offset) for (s, p), at in sorted(positions.items())]
-    _forget(work, ledger, side, ledger.counted[side] - keep)
+        ledger.older += [(side.number, counted, s, p, at.next_offset) for (s, p), at in sorted(positions.items())]
+    _forget(work, ledger, side.number, counted - side.newest)
 
 
 def _forget(work: Workspace, ledger: JoinLedger, side: int, first: int) -> None:
@@ -265,7 +242,7 @@ def _forget(work: Workspace, ledger: JoinLedger, side: int, first: int) -> None:
     for row in [row for row in ledger.older if row[0] == side and row[1] <= first]:
         ledger.older.remove(row)
         forget(*row[2:])
-    keys, values = work.scan_arrays(_RUN + bytes([side]), _run_key(side, first))
+    keys, values = work.scan_arrays(_run_key(side, 0), _run_key(side, first))
     for key, value in zip(keys, values, strict=True):
         run = decode_row(value, _run_decoder, FORMAT, "a run of arrivals")
         number = int.from_bytes(key[-8:], "big")
@@ -286,18 +263,3 @@ def _offsets(run: _Run) -> IntArray:
 
 def _run_key(side: int, number: int) -> bytes:
     return _RUN + bytes([side]) + number.to_bytes(8, "big")
-
-
-def gone_before(gone: Sequence[tuple[int, int, int]], stream: IntArray, partition: IntArray) -> IntArray:
-    """Give per message the offset before which its source partition is out of retention by size."""
-    return offsets_of(gone, stream, partition, NO_TIME)
-
-
-def offsets_of(
-    known: Sequence[tuple[int, int, int]], stream: IntArray, partition: IntArray, otherwise: int = 0
-) -> IntArray:
-    """Give per message the offset that is known of its source partition: of (stream, partition, offset) rows."""
-    out = np.full(len(stream), otherwise, np.int64)
-    for s, p, offset in known:
-        out[(stream == s) & (partition == p)] = offset
-    return out

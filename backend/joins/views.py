@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME, SourcePartition
 from backend.joins import state
-from backend.joins.rows import JoinRows, Rows
+from backend.joins.rows import JoinRows, Rows, offsets_of
 from backend.joins.sides import Side
 from backend.joins.spec import JoinSpec
 from backend.keys import encode_columns
@@ -74,7 +74,7 @@ class SideView:
         order = np.arange(len(rows)) if self._spec.by_number else np.argsort(rows.time, kind="stable")
         rows = rows.take(order)
         place = [pa.array(column) for column in (rows.stream, rows.partition, rows.offset, rows.time)]
-        fields = self._rows.fields(rows, np.arange(len(rows)), self._side)
+        fields = self._rows.fields(rows, np.arange(len(rows)))
         return pa.table([*place, *fields.columns], [STREAM, PARTITION, OFFSET, TIME, *fields.column_names])
 
     def get_windows(self, start: int, end: int, *, session_key: Any = None) -> list[WindowView]:
@@ -117,8 +117,9 @@ class SideView:
             return rows.take(np.empty(0, np.int64))
         place = rows.time
         if self._spec.by_number:
-            place, rows.at = rows.offset, rows.offset - state.offsets_of(ledger.firsts, rows.stream, rows.partition)
-        gone = state.gone_before(ledger.gone, rows.stream, rows.partition)
+            rows.number_from(ledger.firsts)
+            place = rows.offset
+        gone = offsets_of(ledger.gone, rows.stream, rows.partition)
         picked = (rows.at >= ledger.lows[self._side.number]) & (rows.offset >= gone)
         if start is not None:
             picked &= place >= start
@@ -172,7 +173,7 @@ class SideView:
         return self._side.window is not None and self._side.window.kind in ("tumbling", "hopping")
 
     def _session_codes(self, rows: Rows) -> pa.Array:
-        fields = self._rows.fields(rows, np.arange(len(rows)), self._side)
+        fields = self._rows.fields(rows, np.arange(len(rows)))
         return encode_columns([fields.column(self._side.on[at]) for at in self._spec.session_key])
 
     def _by_session(self, rows: Rows, here: IntArray) -> list[tuple[tuple[Any, ...] | None, IntArray]]:
@@ -181,7 +182,7 @@ class SideView:
             return [(None, here)]
         coded = self._session_codes(rows).take(pa.array(here)).dictionary_encode()
         number = coded.indices.to_numpy()
-        fields = self._rows.fields(rows, here, self._side)
+        fields = self._rows.fields(rows, here)
         names = [self._side.on[at] for at in self._spec.session_key]
         out: list[tuple[tuple[Any, ...] | None, IntArray]] = []
         for one in range(len(coded.dictionary)):

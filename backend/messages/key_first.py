@@ -83,7 +83,7 @@ class MessagesByKey:
 
     def rows(self, messages: pa.Table, codes: pa.Array) -> tuple[list[bytes], list[bytes]]:
         """Give keys and values of messages, in their order; `codes` is the group key's code of each."""
-        return message_keys(self.layout, messages, session=codes), self._codec.encode(messages)
+        return message_keys(self.layout, messages, {Part.SESSION: codes}), self._codec.encode(messages)
 
     def replay_rows(self, messages: pa.Table, group_keys: KeyEncoder) -> StoreRows:
         """Give the rows of messages and of their index, sorted by key."""

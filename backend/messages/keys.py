@@ -12,7 +12,7 @@ An index row's key is its region byte, then TIME or OFFSET, then the message's k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -33,63 +33,46 @@ TIME_BYTES = 8
 MESSAGES = bytes([Region.MESSAGES])
 INDEX = bytes([Region.MESSAGE_INDEX])
 
+Codes = Mapping[Part, pa.BinaryArray]
+"""Codes of SESSION and EQUAL, one for each message."""
+
 _Integers = npt.NDArray[np.int64]
 
 
-def message_keys(
-    layout: MessageLayout,
-    messages: pa.Table,
-    *,
-    equal: pa.BinaryArray | None = None,
-    session: pa.BinaryArray | None = None,
-) -> list[bytes]:
+def message_keys(layout: MessageLayout, messages: pa.Table, codes: Codes | None = None) -> list[bytes]:
     """Build the full keys of messages, in their order.
 
     Args:
         layout: The layout.
         messages: Has the columns `_stream`, `_partition`, `_offset` and, where the layout has it, `_time`.
-        equal: `keys.encode_columns` of the equal fields, where the layout has them.
-        session: `keys.encode_columns` of the session key, where the layout has it.
+        codes: `keys.encode_columns` of the session key and of the equal fields, where the layout has them.
     """
-    keys: list[bytes] = _join_parts(MESSAGES, _parts(layout.parts, messages, equal, session)).to_pylist()
+    keys: list[bytes] = _join_parts(MESSAGES, _parts(layout.parts, messages, codes)).to_pylist()
     return keys
 
 
 def message_key_column(layout: MessageLayout, messages: pa.Table) -> pa.LargeBinaryArray:
     """Build what `message_keys` does, as a column, for a layout of time and offset alone."""
-    return _join_parts(MESSAGES, _parts(layout.parts, messages, None, None)).cast(pa.large_binary())
+    return _join_parts(MESSAGES, _parts(layout.parts, messages, None)).cast(pa.large_binary())
 
 
-def index_keys(
-    layout: MessageLayout,
-    messages: pa.Table,
-    *,
-    equal: pa.BinaryArray | None = None,
-    session: pa.BinaryArray | None = None,
-) -> list[bytes]:
+def index_keys(layout: MessageLayout, messages: pa.Table, codes: Codes) -> list[bytes]:
     """Build the full keys of the index rows of messages, in their order; arguments as for `message_keys`."""
-    keys: list[bytes] = _join_parts(INDEX, _parts((layout.clock, *layout.parts), messages, equal, session)).to_pylist()
+    keys: list[bytes] = _join_parts(INDEX, _parts((layout.clock, *layout.parts), messages, codes)).to_pylist()
     return keys
 
 
-def message_order(
-    layout: MessageLayout,
-    messages: pa.Table,
-    *,
-    equal: pa.BinaryArray | None = None,
-    session: pa.BinaryArray | None = None,
-) -> npt.NDArray[np.int64]:
+def message_order(layout: MessageLayout, messages: pa.Table, codes: Codes) -> _Integers:
     """Give the order of messages by their keys, when they come sorted by (stream, partition, offset) as in a batch.
 
     Arguments as for `message_keys`. Sorting by numbers is many times faster than by the keys made of them.
     """
-    ranks: list[npt.NDArray[Any]] = []
+    ranks: list[_Integers] = []
     for part in layout.parts[:-1]:
         if part is Part.TIME:
             ranks.append(_numbers(messages, TIME, np.int64))
         else:
-            (codes,) = _parts((part,), messages, equal, session)
-            known = codes.dictionary_encode()
+            known = _parts((part,), messages, codes)[0].dictionary_encode()
             order = pc.array_sort_indices(known.dictionary).to_numpy()
             places = np.empty(len(order), np.int64)
             places[order] = np.arange(len(order))
@@ -145,7 +128,7 @@ def stamp_fields(layout: MessageLayout) -> list[pa.Field]:
     return [pa.field(name, kind, nullable=False) for name, kind in kinds]
 
 
-def stamps(layout: MessageLayout, keys: Sequence[bytes], equal: pa.Array | None = None) -> dict[str, pa.Array]:
+def stamps(layout: MessageLayout, keys: Sequence[bytes], equal: pa.Array | None = None) -> list[_Integers]:
     """Read what the keys say: stream, partition, offset, and the event time where they have it.
 
     Args:
@@ -153,17 +136,13 @@ def stamps(layout: MessageLayout, keys: Sequence[bytes], equal: pa.Array | None 
         keys: The messages' full keys.
         equal: The codes of their equal fields; needed where these and the session key have the time between them.
     """
-    tail = OFFSET_BYTES + (TIME_BYTES if layout.parts[-2:-1] == (Part.TIME,) else 0)
-    rows = _tails(keys, tail)
-    stamps = {
-        STREAM: pa.array(unpack_fixed(rows[:, -14:-12], np.uint16)),
-        PARTITION: pa.array(unpack_fixed(rows[:, -12:-8], np.int32)),
-        OFFSET: pa.array(unpack_fixed(rows[:, -8:], np.int64)),
-    }
-    if tail > OFFSET_BYTES:
-        stamps[TIME] = pa.array(unpack_fixed(rows[:, :8], np.int64))
+    timed_tail = layout.parts[-2:-1] == (Part.TIME,)
+    rows = _tails(keys, OFFSET_BYTES + TIME_BYTES * timed_tail)
+    stamps = [*unpack_places(rows)]
+    if timed_tail:
+        stamps.append(unpack_fixed(rows[:, :TIME_BYTES], np.int64))
     elif layout.timed:
-        stamps[TIME] = pa.array(unpack_fixed(_tails(_before_equal(layout, keys, equal), TIME_BYTES), np.int64))
+        stamps.append(unpack_fixed(_tails(_before_equal(layout, keys, equal), TIME_BYTES), np.int64))
     return stamps
 
 
@@ -192,9 +171,7 @@ def _before_equal(layout: MessageLayout, keys: Sequence[bytes], equal: pa.Array 
     return [key[1 : -OFFSET_BYTES - width] for key, width in zip(keys, widths, strict=True)]
 
 
-def _parts(
-    parts: Sequence[Part], messages: pa.Table, equal: pa.BinaryArray | None, session: pa.BinaryArray | None
-) -> list[Any]:
+def _parts(parts: Sequence[Part], messages: pa.Table, codes: Codes | None) -> list[Any]:
     """Give each part of the keys as rows of bytes, or as a binary array where its width varies."""
     out: list[Any] = []
     for part in parts:
@@ -205,10 +182,10 @@ def _parts(
             out.append(pack_fixed(_numbers(messages, PARTITION, np.int32)))
             out.append(pack_fixed(_numbers(messages, OFFSET, np.int64)))
         else:
-            codes = session if part is Part.SESSION else equal
-            if codes is None or len(codes) != len(messages) or codes.null_count:
+            code = (codes or {}).get(part)
+            if code is None or len(code) != len(messages) or code.null_count:
                 raise KeyInvalid("a message key needs the code of each row", where=str(part))
-            out.append(codes)
+            out.append(code)
     return out
 
 

@@ -25,6 +25,11 @@ class MessageLayout:
 
     parts: tuple[Part, ...]
 
+    @classmethod
+    def named(cls, name: str) -> MessageLayout:
+        """Give the layout that is called so in the manifest; the inverse of `name`."""
+        return cls(tuple(map(Part, name.split("_"))))
+
     @property
     def timed(self) -> bool:
         """Whether messages expire by event time; by offset otherwise."""

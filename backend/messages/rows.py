@@ -51,9 +51,9 @@ def decode_messages(layout: MessageLayout, codec: RowCodec, keys: Sequence[bytes
     Raises:
         StateCorrupted: A key or value cannot be decoded.
     """
-    found = list(stamps(layout, keys).values())
-    fields = codec.decode(values)
-    return pa.Table.from_arrays([*found, *fields.columns], schema=pa.schema([*stamp_fields(layout), *codec.schema]))
+    known, fields = stamp_fields(layout), codec.decode(values)
+    found = [pa.array(column, field.type) for column, field in zip(stamps(layout, keys), known, strict=True)]
+    return pa.Table.from_arrays([*found, *fields.columns], schema=pa.schema([*known, *codec.schema]))
 
 
 def expire_messages(work: Workspace, layout: MessageLayout, before: int) -> int:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from backend import aggregates as agg
 from backend.joins.sides import SIDES, Side
 from backend.joins.spec import JoinSpec
-from backend.messages import MessageLayout, Part
+from backend.messages import MessageLayout
 from backend.stores.key_value_store import KeyValueOptions
 from backend.stores.named import Declaration
 from backend.stores.session_store import SessionOptions
@@ -81,7 +81,8 @@ def known_join(entry: Mapping[str, Any]) -> JoinSpec | None:
     if entry.get("operator") != "join":
         return None
     free = entry["free"]
-    left, right = (_side(number, entry, free) for number in range(2))
+    layout = MessageLayout.named(entry["message_key"])
+    left, right = (_side(number, entry, free, by_number=not layout.timed) for number in range(2))
     return JoinSpec(
         left,
         right,
@@ -89,7 +90,7 @@ def known_join(entry: Mapping[str, Any]) -> JoinSpec | None:
         entry["before"],
         entry["after"],
         tuple(entry["session_key"]),
-        MessageLayout(tuple(Part(part) for part in entry["message_key"].split("_"))),
+        layout,
         free["on_time_ms"],
         free["late_ms"],
         entry["idle_after_ms"],
@@ -98,7 +99,7 @@ def known_join(entry: Mapping[str, Any]) -> JoinSpec | None:
     )
 
 
-def _side(number: int, entry: Mapping[str, Any], free: Mapping[str, Any]) -> Side:
+def _side(number: int, entry: Mapping[str, Any], free: Mapping[str, Any], *, by_number: bool) -> Side:
     side = entry[SIDES[number]]
     return Side(
         number,
@@ -109,6 +110,7 @@ def _side(number: int, entry: Mapping[str, Any], free: Mapping[str, Any]) -> Sid
         free["retention_ms"][number],
         free["retention_messages"][number],
         entry["how"] in (SIDES[number], "outer"),
+        by_number,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from backend.batch import MAX_TIME, MIN_TIME, STREAM, TIME
+from backend.batch import MAX_TIME, MIN_TIME, TIME
 from backend.errors import StateUnavailable
 from backend.joins.sides import SIDES
 from backend.joins.spec import JoinSpec
@@ -305,7 +305,7 @@ def _stored_messages(store: RocksStore, table: str, entry: dict[str, Any]) -> pa
     found = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
     if table not in SIDES or not found.num_rows:
         return found
-    left = stamps(OFFSET_FIRST, keys)[STREAM].to_numpy() < entry["left_streams"]
+    left = stamps(OFFSET_FIRST, keys)[0] < entry["left_streams"]
     return found.filter(pa.array(left == (table == SIDES[0])))
 
 

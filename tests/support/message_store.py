@@ -22,7 +22,7 @@ from backend.messages import (
     message_order,
     sorted_rows,
 )
-from backend.messages.keys import INDEX, MESSAGES, clock_range, stamp_fields, stamps
+from backend.messages.keys import INDEX, MESSAGES, Codes, clock_range, stamp_fields, stamps
 from backend.rows import RowCodec
 from backend.store.protocol import Readable
 from backend.store.staging import VERIFY
@@ -41,23 +41,24 @@ def message_rows(
 
     Arguments as for `message_keys`; `codec` says which fields are stored.
     """
-    order = message_order(layout, messages, equal=equal, session=session)
+    given = {Part.EQUAL: equal, Part.SESSION: session}
+    codes = {part: code for part, code in given.items() if code is not None}
+    order = message_order(layout, messages, codes)
     if (np.diff(order) < 0).any():
-        messages = messages.take(order)
-        equal, session = _taken(order, equal=equal, session=session).values()
-    keys, values = message_keys(layout, messages, equal=equal, session=session), codec.encode(messages)
+        messages, codes = messages.take(order), _taken(order, codes)
+    keys, values = message_keys(layout, messages, codes), codec.encode(messages)
     index: list[bytes] = []
     if layout.indexed:
         names = [TIME] if layout.timed else [OFFSET, PARTITION, STREAM]  # messages are in order of key: ties stay so
         order = np.lexsort([messages.column(name).to_numpy() for name in names])
-        index = index_keys(layout, messages.take(order), **_taken(order, equal=equal, session=session))
+        index = index_keys(layout, messages.take(order), _taken(order, codes))
         index, _ = sorted_rows(index, index)
     keys, values = sorted_rows(keys, values)
     return keys + index, values + [b""] * len(index)
 
 
-def _taken(order: npt.NDArray[np.int64], **codes: pa.BinaryArray | None) -> dict[str, pa.BinaryArray | None]:
-    return {name: None if column is None else column.take(order) for name, column in codes.items()}
+def _taken(order: npt.NDArray[np.int64], codes: Codes) -> Codes:
+    return {part: code.take(order) for part, code in codes.items()}
 
 
 def add_messages(
@@ -131,9 +132,9 @@ def read_messages(
         kept = [at for at, code in enumerate(_equal_codes(layout, keys)) if code == equal]
         keys, values = [keys[at] for at in kept], [values[at] for at in kept]
     found = stamps(layout, keys, pa.array(_equal_codes(layout, keys), pa.binary()))
-    fields = codec.decode(values)
-    schema = pa.schema([*stamp_fields(layout), *codec.schema])
-    return pa.Table.from_arrays([*found.values(), *fields.columns], schema=schema)
+    fields, known = codec.decode(values), stamp_fields(layout)
+    columns = [pa.array(column, field.type) for column, field in zip(found, known, strict=True)]
+    return pa.Table.from_arrays([*columns, *fields.columns], schema=pa.schema([*known, *codec.schema]))
 
 
 def message_range(

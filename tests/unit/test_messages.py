@@ -131,7 +131,7 @@ def test_key_bytes_of_format_1() -> None:
         ((S, E, O), user + item + place),
     ]:
         layout = MessageLayout(parts)
-        (key,) = message_keys(layout, messages, **codes(messages, layout))
+        (key,) = message_keys(layout, messages, {Part(name): code for name, code in codes(messages, layout).items()})
         assert key.hex() == "01" + hexed
 
 
@@ -266,7 +266,7 @@ def test_bad_columns_and_codes_are_refused() -> None:
     with pytest.raises(KeyInvalid):
         message_keys(MessageLayout((E, T, O)), messages)
     with pytest.raises(KeyInvalid):
-        message_keys(MessageLayout((E, T, O)), messages, equal=encode_columns([messages["item"]])[:2])
+        message_keys(MessageLayout((E, T, O)), messages, {E: encode_columns([messages["item"]])[:2]})
 
 
 def test_an_index_row_without_its_message_is_damage() -> None:
