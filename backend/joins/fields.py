@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from backend.batch import published_name
 from backend.boundary import in_order
+from backend.joins.sides import Side
 
 _TAKEN = ("reason", "revision", "left_time", "right_time")
 """Columns that results have anyway."""
+_KINDS = {
+    pa.int64(): (pa.types.is_integer,),
+    pa.float64(): (pa.types.is_floating,),
+    pa.string(): (pa.types.is_string, pa.types.is_large_string),
+    pa.binary(): (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary),
+    pa.bool_(): (pa.types.is_boolean,),
+    pa.date32(): (pa.types.is_date,),
+}
+"""The type in which all of a kind meet -> what says that a type is of the kind; timestamps are beside it."""
 
 
 def read_on(on: Any, left: pa.Schema, right: pa.Schema) -> tuple[tuple[str, str], ...]:
@@ -51,57 +60,24 @@ def equal_type(pair: tuple[str, str], left: pa.DataType, right: pa.DataType) -> 
     Raises:
         ValueError: They are of different kinds, or of one that has no order.
     """
-    left, right = _plain(left), _plain(right)
-    kinds = _kind(left), _kind(right)
-    if kinds[0] is None or kinds[0] != kinds[1]:
+    left, right = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (left, right))
+    common = _widest(left)
+    if common is None or common != _widest(right):
         raise ValueError(
             f"on: {pair[0]!r} is {left} and {pair[1]!r} is {right}; allowed are two integers, floats, texts, binaries, "
             "booleans, dates, or timestamps (both with a time zone or both without)"
         )
-    if left == right:
-        return left
-    common: pa.DataType = {
-        "integer": pa.int64(),
-        "float": pa.float64(),
-        "text": pa.string(),
-        "binary": pa.binary(),
-        "date": pa.date32(),
-        "timestamp": pa.timestamp("us"),
-        "timestamp with time zone": pa.timestamp("us", "UTC"),
-    }[kinds[0]]
-    return common
+    return left if left == right else common
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+def _widest(kind: pa.DataType) -> pa.DataType | None:
+    """Give the type in which all of a kind meet; None where the kind has no order."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    return next((widest for widest, checks in _KINDS.items() if any(check(kind) for check in checks)), None)
 
 
-def _kind(kind: pa.DataType) -> str | None:
-    types = pa.types
-    if types.is_integer(kind):
-        return "integer"
-    if types.is_floating(kind):
-        return "float"
-    if types.is_string(kind) or types.is_large_string(kind):
-        return "text"
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return "binary"
-    if types.is_boolean(kind):
-        return "boolean"
-    if types.is_date(kind):
-        return "date"
-    if types.is_timestamp(kind):
-        return "timestamp" if kind.tz is None else "timestamp with time zone"
-    return None
-
-
-def out_columns(
-    left: Mapping[str, pa.DataType],
-    left_out: Sequence[str],
-    right: Mapping[str, pa.DataType],
-    right_out: Sequence[str],
-    on: Sequence[tuple[str, str]],
-) -> list[tuple[pa.Field, str | None, str | None]]:
+def out_columns(left: Side, right: Side) -> list[tuple[pa.Field, str | None, str | None]]:
     """Name the columns that come out: left fields, then right ones.
 
     Equal fields of one name come out once, where the first of them stands; a name that both sides have otherwise gets
@@ -113,20 +89,17 @@ def out_columns(
     Raises:
         ValueError: Two columns would have one name.
     """
-    shared = {name for name, other in on if name == other}
+    shared = {name for name, other in zip(left.on, right.on, strict=True) if name == other}
     columns: list[tuple[pa.Field, str | None, str | None]] = []
-    for name in left_out:
-        if name in shared:
-            columns.append((pa.field(name, equal_type((name, name), left[name], right[name])), name, name))
-        else:
-            columns.append((pa.field(f"left_{name}" if name in right_out else name, left[name]), name, None))
-    for name in right_out:
-        if name in shared and name in left_out:
-            continue
-        if name in shared:
-            columns.append((pa.field(name, equal_type((name, name), left[name], right[name])), name, name))
-        else:
-            columns.append((pa.field(f"right_{name}" if name in left_out else name, right[name]), None, name))
+    for side, other in ((left, right), (right, left)):
+        for name in side.out:
+            kind = side.schema.field(name).type
+            if name not in shared:
+                field = pa.field(f"{side.name}_{name}" if name in other.out else name, kind)
+                columns.append((field, name, None) if side is left else (field, None, name))
+            elif side is left or name not in left.out:
+                kinds = (one.schema.field(name).type for one in (left, right))
+                columns.append((pa.field(name, equal_type((name, name), *kinds)), name, name))
     names = [published_name(column.name) for column, _, _ in columns]
     folded = [name.lower() for name in names]  # a and A are one to Spark
     for name in names:

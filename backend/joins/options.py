@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from backend.batch import RESERVED
 from backend.boundary import check_names
-from backend.joins.sides import LEFT, RIGHT, Side
+from backend.joins.sides import LEFT, Side
 from backend.messages import MessageLayout, choose_layout
 from backend.windows.definitions import MAX_DURATION_MS, Duration, Window, _count, duration_ms
 
@@ -140,24 +140,24 @@ def read_layout(
     """Choose the message key; `auto` keeps the stored one, since what it goes by may change between starts."""
     if message_key not in MESSAGE_KEYS:
         raise ValueError(f"message_key={message_key!r}: allowed are {', '.join(map(repr, MESSAGE_KEYS))}")
-    equal, ranged = bool(sides[LEFT].on), within[0] is not None
-    unit = measure(sides[LEFT].window, sides[RIGHT].window)
+    equal, by_number, ranged = bool(sides[LEFT].on), sides[LEFT].by_number, within[0] is not None
     most_ms = duration_ms(large_window, "large_window", least=0)
     most = _count(large_window_messages, "large_window_messages", least=0)
     if message_key == "join_fields" and not equal:
         raise ValueError("message_key='join_fields': allowed for a join on equal fields only")
-    if message_key == "time" and unit == "time" and equal and not ranged:
+    if message_key == "time" and not by_number and equal and not ranged:
         raise ValueError(
             "message_key='time': without a time range every stored message would be read; allowed are 'auto' and "
             "'join_fields', or give within"
         )
-    if unit == "tuple":
+    if by_number:
         needed = max((side.window.size if side.window else 0) + (side.retention_messages or 0) for side in sides)
         large = needed > most
     else:
         large = ranged and (within[0] or 0) + (within[1] or 0) > most_ms
     if message_key != "auto":
         large = message_key == "join_fields"
+    unit = "tuple" if by_number else "time"
     layouts = [
         choose_layout(unit, "join", equal_fields=equal, time_range=ranged, large=one, session=bool(session))
         for one in (large, not large)

@@ -135,9 +135,7 @@ class JoinSpec:
 
     def result_columns(self) -> list[tuple[pa.Field, str | None, str | None]]:
         """Give the result's columns behind `JOIN_FIELDS`: field, left field, right field that it comes from."""
-        left, right = ({f.name: f.type for f in side.fields} for side in self.sides)
-        pairs = tuple(zip(self.left.on, self.right.on, strict=True))
-        return out_columns(left, self.left.out, right, self.right.out, pairs)
+        return out_columns(self.left, self.right)
 
     def result_schema(self) -> pa.Schema:
         """Give the schema of results: `JOIN_FIELDS`, then the fields of both sides."""

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.batch import OFFSET, PARTITION, STREAM, TIME, SourcePartition
+from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.joins import state
 from backend.joins.rows import JoinRows, Rows, offsets_of
 from backend.joins.sides import Side
@@ -36,8 +36,7 @@ from backend.messages import Part
 from backend.messages.keys import INDEX, MESSAGES, clock_range
 from backend.store.protocol import region_range
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray, grouped, union
-from backend.windows.definitions import Grid
+from backend.windows.columns.arrays import grouped, union
 from backend.windows.views import WindowView
 
 
@@ -94,14 +93,13 @@ class SideView:
         """
         rows = self._read(None, None, None, session_key)
         found: list[WindowView] = []
-        inclusive = self._spec.by_number or not self._on_grid  # whether the end of a window is in it
-        groups: Iterable[tuple[SourcePartition | None, IntArray]] = [(None, np.arange(len(rows)))]
+        inclusive = self._spec.by_number or self._side.grid is None  # whether the end of a window is in it
+        parts = [rows]
         if self._spec.by_number:
-            groups = grouped(rows.stream, rows.partition)
-        for source, here in groups:
-            for key, some in self._by_session(rows, here):
-                views = self._windows(rows, some, source, key)
-                found += [view for view in views if view.start < end and view.end + inclusive > start]
+            parts = [rows.take(here) for _, here in grouped(rows.stream, rows.partition)]
+        for key, some in (group for part in parts for group in self._by_session(part)):
+            views = self._windows(some, key)
+            found += [view for view in views if view.start < end and view.end + inclusive > start]
         return sorted(found, key=lambda view: (view.start, view.end, str(view.key)))
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -168,55 +166,44 @@ class SideView:
 
     # -- windows --------------------------------------------------------------------------------------------------
 
-    @property
-    def _on_grid(self) -> bool:
-        return self._side.window is not None and self._side.window.kind in ("tumbling", "hopping")
-
     def _session_codes(self, rows: Rows) -> pa.Array:
         fields = self._rows.fields(rows, np.arange(len(rows)))
         return encode_columns([fields.column(self._side.on[at]) for at in self._spec.session_key])
 
-    def _by_session(self, rows: Rows, here: IntArray) -> list[tuple[tuple[Any, ...] | None, IntArray]]:
+    def _by_session(self, rows: Rows) -> Iterable[tuple[tuple[Any, ...] | None, Rows]]:
         """Give the messages of each session key; all of them where the side has no sessions."""
-        if self._side.window is None or self._side.window.kind != "session" or not len(here):
-            return [(None, here)]
-        coded = self._session_codes(rows).take(pa.array(here)).dictionary_encode()
-        number = coded.indices.to_numpy()
-        fields = self._rows.fields(rows, here)
-        names = [self._side.on[at] for at in self._spec.session_key]
-        out: list[tuple[tuple[Any, ...] | None, IntArray]] = []
+        if self._side.window is None or self._side.window.kind != "session" or not len(rows):
+            yield None, rows
+            return
+        coded = self._session_codes(rows).dictionary_encode()
         for one in range(len(coded.dictionary)):
-            some = np.flatnonzero(number == one)
-            out.append((tuple(fields.column(name)[int(some[0])].as_py() for name in names), here[some]))
-        return out
+            some = rows.take(np.flatnonzero(coded.indices.to_numpy() == one))
+            first = self._rows.fields(some, np.zeros(1, np.int64))
+            yield tuple(first.column(self._side.on[at])[0].as_py() for at in self._spec.session_key), some
 
-    def _windows(
-        self, rows: Rows, here: IntArray, source: SourcePartition | None, key: tuple[Any, ...] | None
-    ) -> list[WindowView]:
-        if not len(here):
-            return []
-        at, window = rows.at[here], self._side.window
+    def _windows(self, rows: Rows, key: tuple[Any, ...] | None) -> Iterable[WindowView]:
+        """Give the windows of messages, which are of one source partition for joins by number."""
+        if not len(rows):
+            return
+        at, window, grid = rows.at, self._side.window, self._side.grid
         if window is None:
             spans = [(int(at.min()), int(at.max()), np.arange(len(at)))]
+        elif grid is not None:
+            panes = grid.pane_of(at)
+            starts = grid.starts(union(grid.first_window(panes), grid.last_window(panes)))
+            spans = [(s, s + grid.size, np.flatnonzero((at >= s) & (at < s + grid.size))) for s in starts.tolist()]
         elif window.kind == "session":
             order = np.argsort(at, kind="stable")
             cuts = np.flatnonzero(np.diff(at[order]) > window.size) + 1
             spans = [(int(at[some].min()), int(at[some].max()), some) for some in np.split(order, cuts)]
-        elif window.kind == "sliding":
+        else:
             back = window.size - 1 if self._spec.by_number else window.size
             spans = [(t - back, t, np.flatnonzero((at >= t - back) & (at <= t))) for t in np.unique(at).tolist()]
-        else:
-            grid = Grid.of(window)
-            panes = grid.pane_of(at)
-            starts = union(grid.first_window(panes), grid.last_window(panes)) * grid.step + grid.origin
-            spans = [(s, s + grid.size, np.flatnonzero((at >= s) & (at < s + grid.size))) for s in starts.tolist()]
-        views = []
         for low, high, some in spans:
-            offsets: dict[SourcePartition, tuple[int, int]] = {}
-            mine = here[some]
-            for place, rows_of in grouped(rows.stream[mine], rows.partition[mine]):
-                found = rows.offset[mine[rows_of]]
-                offsets[place] = (int(found.min()), int(found.max()))
-            edges = (low, high) if source is None else offsets[source]
-            views.append(WindowView(*edges, key, len(some), offsets))
-        return views
+            mine = rows.take(some)
+            offsets = {
+                source: (int(mine.offset[of].min()), int(mine.offset[of].max()))
+                for source, of in grouped(mine.stream, mine.partition)
+            }
+            edges = next(iter(offsets.values())) if self._spec.by_number else (low, high)
+            yield WindowView(*edges, key, len(mine), offsets)
