@@ -19,10 +19,10 @@ from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.keys import decode_columns, encode_columns, pack_fixed, to_keys, to_rows, unpack_fixed
 from backend.messages import (
     TIME_FIRST,
+    MessageCodec,
     MessageLayout,
     Part,
     choose_layout,
-    decode_messages,
     digest,
     expire_messages,
     index_keys,
@@ -153,7 +153,7 @@ def bench_messages(rows: int, messages: pa.Table, codec: RowCodec, home: Path) -
 
 
 def _read(store: Readable, codec: RowCodec, low: int | None = None, high: int | None = None) -> pa.Table:
-    return decode_messages(TIME_FIRST, codec, *store.scan_arrays(*clock_range(MESSAGES, low, high)))
+    return MessageCodec(TIME_FIRST, codec.schema).decode(*store.scan_arrays(*clock_range(MESSAGES, low, high)))
 
 
 def _keyed_rows(

@@ -25,8 +25,8 @@ from backend.joins.rows import Rows, offsets_of
 from backend.joins.state import JoinLedger
 from backend.keys import fixed_bytes, to_rows, unpack_fixed
 from backend.messages import MessageLayout, delete_messages, expire_messages, find_messages
-from backend.messages.key_first import Digests, total
 from backend.messages.keys import INDEX, MESSAGES, clock_range, places_of, source_bytes
+from backend.messages.rows import Digests, total
 from backend.store.protocol import Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask, grouped

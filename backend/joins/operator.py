@@ -38,7 +38,7 @@ from backend.joins.rows import JoinRows, Rows, offsets_of, together
 from backend.joins.sides import LEFT, RIGHT
 from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
-from backend.messages.key_first import digests
+from backend.messages.rows import digests
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows.micro_batch import joined

@@ -11,7 +11,7 @@ from backend.messages.keys import (
 )
 from backend.messages.layout import MATRIX, OFFSET_FIRST, TIME_FIRST, MessageLayout, Part, choose_layout
 from backend.messages.rows import (
-    decode_messages,
+    MessageCodec,
     delete_messages,
     digest,
     expire_messages,
@@ -34,7 +34,7 @@ __all__ = [
     "message_order",
     "clock_bytes",
     "sorted_rows",
-    "decode_messages",
+    "MessageCodec",
     "expire_messages",
     "find_messages",
     "delete_messages",

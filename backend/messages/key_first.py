@@ -13,27 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import add
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from backend.batch import SourcePartition
 from backend.errors import StateCorrupted
-from backend.messages import MessageLayout, Part, decode_messages, message_keys, sorted_rows
-from backend.messages.keys import source_bytes
-from backend.rows import RowCodec
+from backend.messages.keys import message_keys, source_bytes
+from backend.messages.layout import MessageLayout, Part
+from backend.messages.rows import Digests, MessageCodec, digests, sorted_rows, total
 from backend.store.protocol import Readable, Region
 from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
 from backend.windows.micro_batch import Execution
-
-Digests = npt.NDArray[np.uint64]
 
 PLACE_BYTES = 14
 _INDEX = bytes([Region.MESSAGE_INDEX])
@@ -67,7 +62,7 @@ class StoredMessages:
         return StoredMessages([self.keys[at] for at in picked], [self.values[at] for at in picked], self.owner[rows])
 
 
-class MessagesByKey:
+class MessagesByKey(MessageCodec):
     """Reads and writes messages by group key.
 
     Args:
@@ -77,9 +72,7 @@ class MessagesByKey:
 
     def __init__(self, fields: Sequence[pa.Field], *, timed: bool) -> None:
         parts = (Part.SESSION, Part.TIME, Part.OFFSET) if timed else (Part.SESSION, Part.OFFSET)
-        self.layout = MessageLayout(parts)
-        self._codec = RowCodec(pa.schema(list(fields)))
-        self.columns = decode_messages(self.layout, self._codec, [], []).schema.names
+        super().__init__(MessageLayout(parts), fields)
 
     def rows(self, messages: pa.Table, codes: pa.Array) -> tuple[list[bytes], list[bytes]]:
         """Give keys and values of messages, in their order; `codes` is the group key's code of each."""
@@ -144,12 +137,8 @@ class MessagesByKey:
         return found
 
     def table(self, rows: StoredMessages) -> pa.Table:
-        """Give stored messages as a table with the columns `columns`."""
-        return decode_messages(self.layout, self._codec, rows.keys, rows.values)
-
-    def select(self, messages: pa.Table) -> pa.Table:
-        """Give messages that just arrived as `table` gives stored ones."""
-        return messages.select(self.columns).cast(decode_messages(self.layout, self._codec, [], []).schema)
+        """Give stored messages as a table of `schema`."""
+        return self.decode(rows.keys, rows.values)
 
     def replay_from(self, work: Workspace, partitions: Iterable[SourcePartition]) -> dict[SourcePartition, int]:
         """Give per source partition the smallest offset that is held."""
@@ -160,16 +149,6 @@ class MessagesByKey:
             if first is not None:
                 found[stream, partition] = int.from_bytes(first[0][-8:], "big") - 2**63
         return found
-
-
-def digests(keys: Sequence[bytes], values: Sequence[bytes]) -> Digests:
-    """Give the digest of each row; their sum modulo 2**64 is `backend.messages.digest`."""
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, map(add, keys, values)), np.uint64, len(keys))
-
-
-def total(found: Digests) -> int:
-    """Add digests up, modulo 2**64."""
-    return int(found.sum(dtype=np.uint64))
 
 
 def index_keys(keys: Sequence[bytes]) -> list[bytes]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.batch import OFFSET, PARTITION, STREAM, TIME
+from backend.batch import MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
 from backend.errors import KeyInvalid, StateCorrupted
 from backend.keys import Bytes2D, beside, fixed_bytes, joined, pack_fixed, prefix_end, to_binary, to_rows, unpack_fixed
 from backend.messages.layout import MessageLayout, Part
@@ -122,10 +122,8 @@ def places_of(keys: Sequence[bytes]) -> tuple[_Integers, _Integers, _Integers]:
 
 def stamp_fields(layout: MessageLayout) -> list[pa.Field]:
     """Give the columns that `stamps` reads from keys."""
-    kinds = [(STREAM, pa.uint16()), (PARTITION, pa.int32()), (OFFSET, pa.int64())]
-    if layout.timed:
-        kinds.append((TIME, pa.int64()))
-    return [pa.field(name, kind, nullable=False) for name, kind in kinds]
+    names = (STREAM, PARTITION, OFFSET, TIME) if layout.timed else (STREAM, PARTITION, OFFSET)
+    return [field for field in MESSAGE_FIELDS if field.name in names]
 
 
 def stamps(layout: MessageLayout, keys: Sequence[bytes], equal: pa.Array | None = None) -> list[_Integers]:

@@ -9,9 +9,11 @@ All functions work on a `Workspace` (reads also on any `Readable`); ranges are h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import add
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
@@ -32,7 +34,7 @@ from backend.store.protocol import Region
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 
-_MASK = 2**64 - 1
+Digests = npt.NDArray[np.uint64]
 
 
 def sorted_rows(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -42,18 +44,31 @@ def sorted_rows(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[list[by
     return StoreRows.of(keys, values).sorted().lists()
 
 
-def decode_messages(layout: MessageLayout, codec: RowCodec, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.Table:
-    """Give rows of the message store as a table, in their order.
+class MessageCodec:
+    """What messages are in the store, and given back.
 
-    Returns:
-        `_stream`, `_partition`, `_offset`, `_time` (where the layout has it) and the codec's fields.
-
-    Raises:
-        StateCorrupted: A key or value cannot be decoded.
+    Args:
+        layout: Of their keys.
+        fields: The messages' fields to keep, in order.
     """
-    known, fields = stamp_fields(layout), codec.decode(values)
-    found = [pa.array(column, field.type) for column, field in zip(stamps(layout, keys), known, strict=True)]
-    return pa.Table.from_arrays([*found, *fields.columns], schema=pa.schema([*known, *codec.schema]))
+
+    def __init__(self, layout: MessageLayout, fields: Iterable[pa.Field]) -> None:
+        self.layout, self._codec = layout, RowCodec(pa.schema(list(fields)))
+        self.schema = pa.schema([*stamp_fields(layout), *self._codec.schema])
+        """`_stream`, `_partition`, `_offset`, `_time` (where the layout has it) and the fields."""
+
+    def select(self, messages: pa.Table) -> pa.Table:
+        """Give the columns of `schema` of messages that just arrived."""
+        return messages.select(self.schema.names).cast(self.schema)
+
+    def decode(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.Table:
+        """Give rows of the message store as a table of `schema`, in their order.
+
+        Raises:
+            StateCorrupted: A key or value cannot be decoded.
+        """
+        stamped = [pa.array(column, f.type) for column, f in zip(stamps(self.layout, keys), self.schema, strict=False)]
+        return pa.Table.from_arrays([*stamped, *self._codec.decode(values).columns], schema=self.schema)
 
 
 def expire_messages(work: Workspace, layout: MessageLayout, before: int) -> int:
@@ -102,8 +117,18 @@ def _delete_indexed(work: Workspace, layout: MessageLayout, index: list[bytes]) 
     work.delete_many(sorted(MESSAGES + row[1 + width :] for row in index))
 
 
+def digests(keys: Sequence[bytes], values: Sequence[bytes]) -> Digests:
+    """Give the digest of each row, xxh3-64 over key and value."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, map(add, keys, values)), np.uint64, len(keys))
+
+
+def total(found: Digests) -> int:
+    """Add digests up, modulo 2**64."""
+    return int(found.sum(dtype=np.uint64))
+
+
 def digest(keys: Sequence[bytes], values: Sequence[bytes]) -> int:
-    """Give the digest of rows: the sum modulo 2**64 of xxh3-64 over key and value.
+    """Give the digest of rows: the sum of theirs modulo 2**64.
 
     It does not depend on the order, and the digest of two disjoint sets is the sum of theirs modulo 2**64.
 
@@ -111,4 +136,4 @@ def digest(keys: Sequence[bytes], values: Sequence[bytes]) -> int:
     >>> digest(*rows) == (digest([b"b"], [b"2"]) + digest([b"a"], [b"1"])) % 2**64
     True
     """
-    return sum(map(xxhash.xxh3_64_intdigest, map(add, keys, values))) & _MASK
+    return total(digests(keys, values))

@@ -16,18 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from backend.batch import MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
+from backend.batch import TIME
 from backend.chunks import taken_rows
 from backend.errors import StateCorrupted
-from backend.messages import (
-    TIME_FIRST,
-    decode_messages,
-    digest,
-    message_key_column,
-    message_keys,
-)
-from backend.messages.keys import places_of
-from backend.rows import RowCodec
+from backend.messages.keys import message_key_column, message_keys, places_of
+from backend.messages.layout import TIME_FIRST
+from backend.messages.rows import MessageCodec, digest
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY
@@ -39,10 +33,9 @@ from backend.windows.panes import Pane
 
 SKIPPED = b"x"
 REFUSED = b"r"
-_PLACE = (STREAM, PARTITION, OFFSET, TIME)
 
 
-class MessagesByTime:
+class MessagesByTime(MessageCodec):
     """Reads and writes the messages in retention.
 
     Args:
@@ -50,13 +43,7 @@ class MessagesByTime:
     """
 
     def __init__(self, fields: Sequence[pa.Field]) -> None:
-        self._codec = RowCodec(pa.schema(list(fields)))
-        self.schema = pa.schema([*(f for f in MESSAGE_FIELDS if f.name in _PLACE), *fields])
-        """What `read` gives: the message's place and time, then its fields."""
-
-    def select(self, messages: pa.Table) -> pa.Table:
-        """Give the columns of `schema` of messages that just arrived."""
-        return messages.select(self.schema.names).cast(self.schema)
+        super().__init__(TIME_FIRST, fields)
 
     def rows(self, messages: pa.Table) -> tuple[StoreRows, IntArray]:
         """Give the rows of messages, in order of time and otherwise theirs, and which message each is of.
@@ -79,8 +66,7 @@ class MessagesByTime:
             keys += found[0]
             values += found[1]
             skips += zip(*work.scan_arrays(_mark(SKIPPED, start), _mark(SKIPPED, end)), strict=True)
-        table = decode_messages(TIME_FIRST, self._codec, keys, values).select(self.schema.names).cast(self.schema)
-        return table, _skips(keys, dict(skips))
+        return self.decode(keys, values), _skips(keys, dict(skips))
 
 
 def _skips(keys: Sequence[bytes], marked: dict[bytes, bytes]) -> IntArray:

@@ -9,10 +9,10 @@ from backend.errors import BoundViolated, KeyInvalid, StateCorrupted
 from backend.keys import encode, encode_columns
 from backend.messages import (
     MATRIX,
+    MessageCodec,
     MessageLayout,
     Part,
     choose_layout,
-    decode_messages,
     digest,
     expire_messages,
     message_keys,
@@ -280,7 +280,7 @@ def test_an_index_row_without_its_message_is_damage() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_short_keys_are_damage(layout: MessageLayout) -> None:
     with pytest.raises(StateCorrupted):
-        decode_messages(layout, CODEC, [b"\x01abc"], CODEC.encode(table(ROWS[:1])))
+        MessageCodec(layout, FIELDS).decode([b"\x01abc"], CODEC.encode(table(ROWS[:1])))
 
 
 def test_no_messages_are_no_rows() -> None:

@@ -12,8 +12,9 @@ from backend.aggregates import FullPlan
 from backend.batch import PARTITION, STREAM
 from backend.chunks import taken_rows
 from backend.keys import prefix_end
-from backend.messages.key_first import PLACE_BYTES, Digests, MessagesByKey, StoredMessages
+from backend.messages.key_first import PLACE_BYTES, MessagesByKey, StoredMessages
 from backend.messages.keys import source_bytes
+from backend.messages.rows import Digests
 from backend.windows.by_number.rows import MESSAGES, PLACES, pack_counts, split_places, unpack_counts
 from backend.windows.by_number.runs import Runs
 from backend.windows.columns.arrays import IntArray, Mask, compress, parts, spread

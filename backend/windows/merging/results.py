@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import FullPlan, IncrementalPlan
-from backend.messages.key_first import MessagesByKey, StoredMessages, digests
+from backend.messages.key_first import MessagesByKey, StoredMessages
+from backend.messages.rows import digests
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask, spread
