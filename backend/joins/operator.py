@@ -188,20 +188,20 @@ class _Step(Meeting):
         """Show messages that no partner can come for, in the order of the source; the others wait."""
         ledger, side, drain = self.ledger, rows.side, self.batch.drain
         first = outer.open_from(self.spec, side.number, ledger)
-        shown = outer.show(self.work, side, first, ledger.gone, drain=drain)
-        ledger.waiting -= len(shown.keys)
+        keys, values, shown_due = outer.show(self.work, side, first, ledger.gone, drain=drain)
+        ledger.waiting -= len(keys)
         lonely = ~self.matched[side.number]
         due = (rows.at < first) | (rows.offset < offsets_of(ledger.gone, rows.stream, rows.partition))
         waits = rows.take(np.flatnonzero(lonely & ~due & (not drain)))
         outer.wait(self.work, waits, self.codec.keys(waits))
         ledger.waiting += len(waits)
         fresh = lonely & (due | drain)
-        both = together(self.codec.stored(shown.keys, shown.values, side), rows.take(np.flatnonzero(fresh)))
+        both = together(self.codec.stored(keys, values, side), rows.take(np.flatnonzero(fresh)))
         self.metrics["unmatched"] += len(both)
         if not len(both):
             return []
         half = self.codec.half(both, np.arange(len(both)))
-        reasons = np.where(np.concatenate([shown.due, due])[both.origin], "full", "drain")
+        reasons = np.where(np.concatenate([shown_due, due])[both.origin], "full", "drain")
         return [self.out.table(pa.array(reasons), *((half, None) if side.number == LEFT else (None, half)))]
 
     def _expire(self) -> None:

@@ -11,18 +11,17 @@ no partner can come (`open_from`), so that is one scan of what is due, whatever 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from backend.batch import NO_TIME
 from backend.errors import StateCorrupted, UnknownFormat
-from backend.joins.rows import Place, Rows, offsets_of
+from backend.joins.rows import Place, Rows, clocked_keys, offsets_of, read_clocked
 from backend.joins.sides import LEFT, Side
 from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
-from backend.keys import beside, fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
-from backend.messages.keys import MESSAGES, pack_places, unpack_places
+from backend.keys import fixed_bytes
+from backend.messages.keys import MESSAGES
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
@@ -31,17 +30,7 @@ from backend.windows.columns.arrays import Mask
 FORMAT = 1
 
 _WAITING = bytes([Region.REVISIONS])
-_KEY_BYTES = 2 + 8 + 14
 _FORMAT = bytes([FORMAT])
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Stored messages that are shown without a partner: full keys, values, and whether they are due (else drained)."""
-
-    keys: list[bytes]
-    values: list[bytes]
-    due: Mask
 
 
 def open_from(spec: JoinSpec, side: int, ledger: JoinLedger) -> int:
@@ -67,7 +56,9 @@ def matched(work: Workspace, rows: Rows) -> int:
     return len(waiting)
 
 
-def show(work: Workspace, side: Side, first: int, gone: Sequence[Place], *, drain: bool) -> Shown:
+def show(
+    work: Workspace, side: Side, first: int, gone: Sequence[Place], *, drain: bool
+) -> tuple[list[bytes], list[bytes], Mask]:
     """Take the messages that are to be shown out of the waiting ones.
 
     Args:
@@ -76,13 +67,14 @@ def show(work: Workspace, side: Side, first: int, gone: Sequence[Place], *, drai
         first: As `open_from` gives it.
         gone: What is out of retention by size.
         drain: Show all.
+
+    Returns:
+        Their full keys and their values; and which are due, the others are shown because the input ends.
     """
     head = _WAITING + bytes([side.number])
     end = _WAITING + bytes([side.number + 1]) if drain or side.newest is not None else head + fixed_bytes(first)
     keys, values = work.scan_arrays(head, end) if end > head else ([], [])
-    rows = to_rows(keys, _KEY_BYTES)
-    at = unpack_fixed(rows[:, 2:10], np.int64)
-    stream, partition, offset = unpack_places(rows)
+    at, stream, partition, offset = read_clocked(head, keys)
     due = (at < first) | (offset < offsets_of(gone, stream, partition))
     picked = range(len(keys)) if drain else np.flatnonzero(due).tolist()
     work.delete_many([keys[row] for row in picked])
@@ -91,7 +83,7 @@ def show(work: Workspace, side: Side, first: int, gone: Sequence[Place], *, drai
     if None in found:
         missing = wanted[found.index(None)].hex()
         raise StateCorrupted("a message that waits for a partner is missing", where=missing, command=VERIFY)
-    return Shown(wanted, found, due[list(picked)])  # type: ignore[arg-type]
+    return wanted, found, due[list(picked)]  # type: ignore[return-value]
 
 
 def _plain(value: bytes) -> bytes:
@@ -101,6 +93,4 @@ def _plain(value: bytes) -> bytes:
 
 
 def _keys(rows: Rows) -> list[bytes]:
-    head = _WAITING + bytes([rows.side.number])
-    places = pack_places(rows.stream, rows.partition, rows.offset)
-    return [head + key for key in to_keys(beside([pack_fixed(rows.at), places]))]
+    return clocked_keys(_WAITING + bytes([rows.side.number]), rows.at, rows)

@@ -34,7 +34,7 @@ from backend.joins.sides import LEFT, RIGHT, Side
 from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray, Mask, parts
+from backend.windows.columns.arrays import IntArray, Mask, grouped, parts
 from backend.windows.micro_batch import error_rows, numbers
 
 
@@ -95,17 +95,18 @@ class Meeting:
     def _count_offsets(self) -> None:
         """Note where source partitions begin, for windows by number."""
         self.firsts: dict[SourcePartition, int] = {(s, p): offset for s, p, offset in self.ledger.firsts}
-        if not self.spec.by_number:
+        fresh = {
+            source: position.next_offset
+            for source, position in self.batch.after.items()
+            if position.next_offset and source not in self.firsts  # else it has brought nothing yet
+        }
+        if not self.spec.by_number or not fresh:
             return
         stream, partition, offset = (numbers(self.batch.messages, name) for name in (STREAM, PARTITION, OFFSET))
-        begins = np.ones(len(offset), np.bool_)  # they come sorted by stream, partition and offset
-        begins[1:] = (stream[1:] != stream[:-1]) | (partition[1:] != partition[:-1])
-        first = (column[begins].tolist() for column in (stream, partition, offset))
-        seen = {(s, p): begin for s, p, begin in zip(*first, strict=True)}  # all there is of what older releases queued
-        known = {**seen, **self.batch.firsts, **self.spec.first_offsets}
-        for source, position in self.batch.after.items():
-            if position.next_offset:  # else it has brought nothing yet
-                self.firsts.setdefault(source, known.get(source, position.next_offset))
+        # all there is of what older releases queued
+        seen = {source: int(offset[rows[0]]) for source, rows in grouped(stream, partition)}
+        known = {**fresh, **seen, **self.batch.firsts, **self.spec.first_offsets}
+        self.firsts |= {source: known[source] for source in fresh}
         self.ledger.firsts = [(s, p, offset) for (s, p), offset in sorted(self.firsts.items())]
 
     def _time_limits(self) -> Iterator[tuple[int, int, str, str]]:

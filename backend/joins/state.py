@@ -20,10 +20,9 @@ import msgspec
 import numpy as np
 
 from backend.batch import NO_TIME, Positions, SourcePartition
-from backend.joins.rows import Rows
+from backend.joins.rows import Rows, clocked_keys, read_clocked
 from backend.joins.sides import Side
-from backend.keys import beside, fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
-from backend.messages.keys import pack_places, unpack_places
+from backend.keys import fixed_bytes
 from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, grouped, union
@@ -34,11 +33,8 @@ FORMAT = 1
 _KEY = bytes([Region.OPERATOR]) + b"join"
 _MARK = bytes([Region.OPERATOR]) + b"c"
 _RUN = bytes([Region.OPERATOR]) + b"n"
-_MARK_BYTES = 3 + 8 + 14
 _SET = bytes([FORMAT])
 
-Marks = tuple[IntArray, IntArray, IntArray, IntArray]
-"""Remembered clocks, and stream, partition and offset of each."""
 Retention = tuple[int | None, int | None]
 """Retention of a side: by time, milliseconds, and by number of messages; None for none."""
 
@@ -126,17 +122,14 @@ def put_clocks(work: Workspace, rows: Rows) -> None:
     rows = rows.in_order()
     rises = np.any([np.diff(part, prepend=part[0] - 1) != 0 for part in (rows.clock, rows.stream, rows.partition)], 0)
     rows = rows.take(np.flatnonzero(rises)[np.argsort(rows.clock[rises], kind="stable")])
-    places = beside([pack_fixed(rows.clock), pack_places(rows.stream, rows.partition, rows.offset)])
-    keys = [_MARK + bytes([rows.side.number]) + place for place in to_keys(places)]
-    work.put_many(keys, [_SET] * len(keys))
+    work.put_many(clocked_keys(_MARK + bytes([rows.side.number]), rows.clock, rows), [_SET] * len(rows))
 
 
-def _clocks(work: Workspace, side: int, least: int = -(2**63)) -> tuple[list[bytes], Marks]:
-    """Give the keys of the remembered clocks at or above one, and what they say."""
+def _clocks(work: Workspace, side: int, least: int = -(2**63)) -> tuple[list[bytes], tuple[IntArray, ...]]:
+    """Give the keys of the remembered clocks at or above one; the clocks, and stream, partition and offset of each."""
     head = _MARK + bytes([side])
     keys, _ = work.scan_arrays(head + fixed_bytes(least), _MARK + bytes([side + 1]))
-    rows = to_rows(keys, _MARK_BYTES)
-    return keys, (unpack_fixed(rows[:, 3:11], np.int64), *unpack_places(rows))
+    return keys, read_clocked(head, keys)
 
 
 def drop_clocks(work: Workspace, side: int, passed: int) -> None:

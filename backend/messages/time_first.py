@@ -19,6 +19,7 @@ import pyarrow as pa
 from backend.batch import TIME
 from backend.chunks import taken_rows
 from backend.errors import StateCorrupted
+from backend.keys import prefix_end
 from backend.messages.keys import message_key_column, message_keys, places_of
 from backend.messages.layout import TIME_FIRST
 from backend.messages.rows import MessageCodec, digest
@@ -31,8 +32,8 @@ from backend.windows.columns.grouping import start_bytes
 from backend.windows.micro_batch import Execution, numbers
 from backend.windows.panes import Pane
 
-SKIPPED = b"x"
-REFUSED = b"r"
+SKIPPED = bytes([Region.OPERATOR]) + b"x"
+REFUSED = bytes([Region.OPERATOR]) + b"r"
 
 
 class MessagesByTime(MessageCodec):
@@ -85,7 +86,7 @@ def put_marks(work: Workspace, tag: bytes, messages: pa.Table, skips: IntArray |
 
 def refused(work: Workspace) -> list[tuple[int, int, int]]:
     """Give the places (stream, partition, offset) of refused messages that are not below the bound."""
-    marks, _ = work.scan_arrays(_tagged(REFUSED), _tagged(bytes([REFUSED[0] + 1])))
+    marks, _ = work.scan_arrays(REFUSED, prefix_end(REFUSED))
     return sorted(zip(*(part.tolist() for part in places_of(marks)), strict=True))
 
 
@@ -113,14 +114,10 @@ def take_out(execution: Execution, keys: Sequence[bytes], panes: Sequence[Pane])
 def drop_marks(work: Workspace, bound: int) -> None:
     """Forget what was remembered of messages before a time."""
     for tag in (SKIPPED, REFUSED):
-        marks, _ = work.scan_arrays(_tagged(tag), _mark(tag, start_bytes(Region.MESSAGES, bound)))
+        marks, _ = work.scan_arrays(tag, _mark(tag, start_bytes(Region.MESSAGES, bound)))
         if marks:
             work.delete_many(marks)
 
 
 def _mark(tag: bytes, key: bytes) -> bytes:
-    return _tagged(tag) + key[1:]
-
-
-def _tagged(tag: bytes) -> bytes:
-    return bytes([Region.OPERATOR]) + tag
+    return tag + key[1:]
