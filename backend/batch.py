@@ -172,7 +172,7 @@ class Proof:
         start: First key, inclusive.
         end: Last key, exclusive.
         count: Number of messages.
-        digest: `backend.messages.digest` of them: order-independent, 64 bits.
+        digest: `backend.messages.rows.digest` of them: order-independent, 64 bits.
     """
 
     label: str

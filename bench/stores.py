@@ -17,19 +17,9 @@ import pyarrow as pa
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.keys import decode_columns, encode_columns, pack_fixed, to_keys, to_rows, unpack_fixed
-from backend.messages import (
-    TIME_FIRST,
-    MessageCodec,
-    MessageLayout,
-    Part,
-    choose_layout,
-    digest,
-    expire_messages,
-    index_keys,
-    message_keys,
-    sorted_rows,
-)
-from backend.messages.keys import MESSAGES, clock_range
+from backend.messages.keys import MESSAGES, clock_range, index_keys, message_keys
+from backend.messages.layout import TIME_FIRST, MessageLayout, Part, choose_layout
+from backend.messages.rows import MessageCodec, digest, expire_messages, sorted_rows
 from backend.rocks import RocksStore
 from backend.rows import RowCodec
 from backend.store.protocol import Changes, Readable

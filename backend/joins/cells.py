@@ -24,9 +24,9 @@ from backend.batch import NO_TIME, Proof, SourcePartition
 from backend.joins.rows import Rows, offsets_of
 from backend.joins.state import JoinLedger
 from backend.keys import fixed_bytes, to_rows, unpack_fixed
-from backend.messages import MessageLayout, delete_messages, expire_messages, find_messages
 from backend.messages.keys import INDEX, MESSAGES, clock_range, places_of, source_bytes
-from backend.messages.rows import Digests, total
+from backend.messages.layout import MessageLayout
+from backend.messages.rows import Digests, delete_messages, expire_messages, find_messages, total
 from backend.store.protocol import Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask, grouped

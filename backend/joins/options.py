@@ -10,7 +10,7 @@ import pyarrow as pa
 from backend.batch import RESERVED
 from backend.boundary import check_names
 from backend.joins.sides import LEFT, Side
-from backend.messages import MessageLayout, choose_layout
+from backend.messages.layout import MessageLayout, choose_layout
 from backend.windows.definitions import MAX_DURATION_MS, Duration, Window, _count, duration_ms
 
 MESSAGE_KEYS = ("auto", "time", "join_fields")

@@ -14,8 +14,8 @@ from backend.batch import MAX_TIME, MIN_TIME
 from backend.joins.rows import JoinRows, Rows
 from backend.joins.sides import LEFT
 from backend.joins.spec import JoinSpec
-from backend.messages import Part
 from backend.messages.keys import MESSAGES, clock_range
+from backend.messages.layout import Part
 from backend.store.protocol import Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, few, runs

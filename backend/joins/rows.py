@@ -21,8 +21,17 @@ from backend.joins import match
 from backend.joins.sides import Side
 from backend.joins.spec import JoinSpec
 from backend.keys import beside, encode_columns, joined, pack_fixed, to_keys, to_rows, unpack_fixed
-from backend.messages import OFFSET_BYTES, OFFSET_FIRST, TIME_BYTES, Part, index_keys, message_keys, message_order
-from backend.messages.keys import pack_places, stamps, unpack_places
+from backend.messages.keys import (
+    OFFSET_BYTES,
+    TIME_BYTES,
+    index_keys,
+    message_keys,
+    message_order,
+    pack_places,
+    stamps,
+    unpack_places,
+)
+from backend.messages.layout import OFFSET_FIRST, Part
 from backend.rows import RowCodec
 from backend.store.rows import StoreRows
 from backend.windows.columns.arrays import IntArray, Mask

@@ -12,7 +12,7 @@ advance step
 retention time            `left_retention`, ...          required for time    how long after its window's end, in the
                                                                               other side's stream time, a message joins
 retention size            `left_retention_messages`, ... off                  how many messages of the side
-setKeyedMessageStore      `message_key`                  by the matrix        `backend.messages.MATRIX`
+setKeyedMessageStore      `message_key`                  by the matrix        `backend.messages.layout.MATRIX`
 setOnTimeUpdatePeriod     `on_time_update_period`        per message          send pairs batched by wall clock
 setLateUpdatePeriod       `late_update_period`           per arrival          the same for late arrivals
 ========================= ============================== ==================== ==========================================
@@ -43,7 +43,7 @@ from backend.joins.options import (
     read_within,
 )
 from backend.joins.sides import LEFT, RIGHT, SIDES, Side
-from backend.messages import MessageLayout
+from backend.messages.layout import MessageLayout
 from backend.windows.definitions import Duration, Window, duration_ms
 from backend.windows.spec import DEFAULT_IDLE_AFTER_MS, DEFAULT_MAX_AHEAD_MS
 

@@ -32,8 +32,8 @@ from backend.joins.rows import JoinRows, Rows, offsets_of
 from backend.joins.sides import Side
 from backend.joins.spec import JoinSpec
 from backend.keys import encode_columns
-from backend.messages import Part
 from backend.messages.keys import INDEX, MESSAGES, clock_range
+from backend.messages.layout import Part
 from backend.store.protocol import region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import grouped, union

@@ -22,7 +22,7 @@ import numpy as np
 from backend.batch import Proof, SourcePartition
 from backend.errors import UnknownFormat
 from backend.keys import prefix_end
-from backend.messages import clock_bytes
+from backend.messages.keys import clock_bytes
 from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs

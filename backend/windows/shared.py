@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from backend.aggregates import IncrementalPlan
 from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proof
-from backend.messages import digest, time_first
+from backend.messages import time_first
+from backend.messages.rows import digest
 from backend.messages.time_first import MessagesByTime
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows

@@ -18,7 +18,7 @@ import pyarrow.dataset
 import xxhash
 
 from backend.batch import ADDED_BY_SINKS, RESULT_FIELDS, published_name
-from backend.messages import Part
+from backend.messages.layout import Part
 from backend.python_rows import python_values
 from backend.rocks import RocksStore
 from backend.store.protocol import Region

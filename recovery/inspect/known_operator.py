@@ -15,7 +15,7 @@ import pyarrow as pa
 from backend import aggregates as agg
 from backend.joins.sides import SIDES, Side
 from backend.joins.spec import JoinSpec
-from backend.messages import MessageLayout
+from backend.messages.layout import MessageLayout
 from backend.stores.key_value_store import KeyValueOptions
 from backend.stores.named import Declaration
 from backend.stores.session_store import SessionOptions

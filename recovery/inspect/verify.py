@@ -16,8 +16,8 @@ from shlex import quote
 import xxhash
 
 from backend.errors import PointerDamaged, RewindError, StateCorrupted, StateUnavailable
-from backend.messages import TIME_BYTES
 from backend.messages.key_first import PLACE_BYTES
+from backend.messages.keys import TIME_BYTES
 from backend.rocks import RocksStore
 from backend.sources.archive_seen import DIRECTORY as ARCHIVES
 from backend.sources.archive_seen import Memory

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, Operator, Settling, SourcePartition
 from backend.errors import KeyInvalid
-from backend.messages import TIME_BYTES
+from backend.messages.keys import TIME_BYTES
 from backend.rocks import RocksOptions, RocksStore
 from backend.store.bounds import reclaim
 from backend.store.protocol import REPLAYED, Changes, Region, Seen, region_range, unseen

@@ -16,7 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from backend.keys import encode, encode_columns
-from backend.messages import choose_layout, digest, expire_messages
+from backend.messages.layout import choose_layout
+from backend.messages.rows import digest, expire_messages
 from backend.rocks import RocksOptions, RocksStore
 from backend.rows import RowCodec
 from backend.store.bounds import stored_bounds

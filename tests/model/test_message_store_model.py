@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from backend.errors import BoundViolated
 from backend.keys import encode, encode_columns
-from backend.messages import MessageLayout, Part, digest
+from backend.messages.layout import MessageLayout, Part
+from backend.messages.rows import digest
 from backend.rows import RowCodec
 from backend.store.memory import MemoryStore
 from backend.store.workspace import Workspace

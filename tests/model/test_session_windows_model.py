@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from backend.aggregates import collect_list, count, sum_
 from backend.batch import MESSAGE_FIELDS
-from backend.messages import digest
+from backend.messages.rows import digest
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.definitions import session

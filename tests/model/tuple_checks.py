@@ -7,7 +7,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS
-from backend.messages import digest
+from backend.messages.rows import digest
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from tests.unit.one_shard import SCHEMA, OneShard, Row

@@ -9,20 +9,21 @@ import pyarrow as pa
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.errors import KeyInvalid, StateCorrupted
 from backend.keys import code_end
-from backend.messages import (
+from backend.messages.keys import (
+    INDEX,
+    MESSAGES,
     OFFSET_BYTES,
     TIME_BYTES,
-    MessageLayout,
-    Part,
-    delete_messages,
-    expire_messages,
-    find_messages,
+    Codes,
+    clock_range,
     index_keys,
     message_keys,
     message_order,
-    sorted_rows,
+    stamp_fields,
+    stamps,
 )
-from backend.messages.keys import INDEX, MESSAGES, Codes, clock_range, stamp_fields, stamps
+from backend.messages.layout import MessageLayout, Part
+from backend.messages.rows import delete_messages, expire_messages, find_messages, sorted_rows
 from backend.rows import RowCodec
 from backend.store.protocol import Readable
 from backend.store.staging import VERIFY

@@ -7,16 +7,9 @@ import pytest
 
 from backend.errors import BoundViolated, KeyInvalid, StateCorrupted
 from backend.keys import encode, encode_columns
-from backend.messages import (
-    MATRIX,
-    MessageCodec,
-    MessageLayout,
-    Part,
-    choose_layout,
-    digest,
-    expire_messages,
-    message_keys,
-)
+from backend.messages.keys import message_keys
+from backend.messages.layout import MATRIX, MessageLayout, Part, choose_layout
+from backend.messages.rows import MessageCodec, digest, expire_messages
 from backend.rows import RowCodec
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Changes

@@ -46,8 +46,8 @@ import pyarrow as pa
 
 from backend.aggregates import compile_incremental, max_, min_
 from backend.batch import MESSAGE_FIELDS, OFFSET, Proof
-from backend.messages import OFFSET_BYTES, TIME_BYTES
 from backend.messages.key_first import MessagesByKey, remove
+from backend.messages.keys import OFFSET_BYTES, TIME_BYTES
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace

@@ -21,7 +21,8 @@ import pyarrow as pa
 from backend.batch import TIME
 from backend.chunks import taken_rows
 from backend.keys import fixed_bytes
-from backend.messages import OFFSET_BYTES, TIME_BYTES, TIME_FIRST, message_keys
+from backend.messages.keys import OFFSET_BYTES, TIME_BYTES, message_keys
+from backend.messages.layout import TIME_FIRST
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.columns.grouping import GroupKeys
 from backend.windows.merging import rows

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from backend.aggregates import IncrementalPlan
 from backend.keys import fixed_bytes, pack_fixed, to_rows, unpack_fixed
-from backend.messages import TIME_BYTES
+from backend.messages.keys import TIME_BYTES
 from backend.rows import RowCodec
 from backend.store.protocol import Readable, Region
 from backend.store.reads import get_all

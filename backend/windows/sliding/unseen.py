@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from backend.batch import ERROR_SCHEMA, TIME, MicroBatch
-from backend.messages import TIME_FIRST, message_keys
+from backend.messages.keys import message_keys
+from backend.messages.layout import TIME_FIRST
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
