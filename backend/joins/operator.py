@@ -142,8 +142,8 @@ class _Step(Meeting):
         ledger, (left, right) = self.ledger, self.spec.sides
         ledger.clocks, idle_ms = side_clocks(ledger.clocks, self.reached, self.batch, ledger.started_ms, self.spec)
         ledger.lows = (
-            max(self.lows[LEFT], left.first_alive(ledger.clocks[RIGHT])),
-            max(self.lows[RIGHT], right.first_alive(ledger.clocks[LEFT])),
+            max(ledger.lows[LEFT], left.first_alive(ledger.clocks[RIGHT])),
+            max(ledger.lows[RIGHT], right.first_alive(ledger.clocks[LEFT])),
         )
         return idle_ms
 

@@ -71,36 +71,29 @@ def measure(left: Window | None, right: Window | None) -> str:
 
 def read_retention(
     side: str, window: Window | None, value: Duration | None, messages: int | None, *, by_number: bool
-) -> int | None:
-    """Read retention by time in milliseconds, None for none."""
-    if value is None:
-        if not by_number and (messages is None or window is not None):
+) -> tuple[int | None, int | None]:
+    """Read retention by time in milliseconds and by number of messages; None for none."""
+    by_size = f"{side}_retention_messages"
+    if not by_number:
+        if value is None and (messages is None or window is not None):
             raise ValueError(
                 f"{side}_retention=None: a join by event time needs a retention for each side, such as '1 hour'; "
-                f"without a window {side}_retention_messages may bound the side instead"
+                f"without a window {by_size} may bound the side instead"
             )
-        return None
-    if by_number:
-        raise ValueError(
-            f"{side}_retention={value!r}: windows by number of messages are kept by number, "
-            f"give {side}_retention_messages"
-        )
-    return duration_ms(value, f"{side}_retention", least=0)
-
-
-def read_retention_messages(side: str, window: Window | None, value: int | None, *, by_number: bool) -> int | None:
-    """Read retention by number of messages, None for none."""
-    option = f"{side}_retention_messages"
+        keep = None if value is None else duration_ms(value, f"{side}_retention", least=0)
+        return keep, None if messages is None else _count(messages, by_size)
     if value is not None:
-        return _count(value, option)
-    if not by_number:
-        return None
+        raise ValueError(
+            f"{side}_retention={value!r}: windows by number of messages are kept by number, give {by_size}"
+        )
+    if messages is not None:
+        return None, _count(messages, by_size)
     if window is None:
         raise ValueError(
-            f"{option}=None: the other side has windows by number of messages, so this side needs a window by number "
-            f"or {option}"
+            f"{by_size}=None: the other side has windows by number of messages, so this side needs a window by number "
+            f"or {by_size}"
         )
-    return window.size
+    return None, window.size
 
 
 def read_session_key(

@@ -16,12 +16,12 @@ import numpy as np
 
 from backend.batch import NO_TIME
 from backend.errors import StateCorrupted, UnknownFormat
-from backend.joins.rows import Place, Rows, clocked_keys, offsets_of, read_clocked
+from backend.joins.rows import Place, Rows, offsets_of
 from backend.joins.sides import LEFT, Side
 from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
 from backend.keys import fixed_bytes
-from backend.messages.keys import MESSAGES
+from backend.messages.keys import MESSAGES, clocked_keys, read_clocked
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
@@ -93,4 +93,4 @@ def _plain(value: bytes) -> bytes:
 
 
 def _keys(rows: Rows) -> list[bytes]:
-    return clocked_keys(_WAITING + bytes([rows.side.number]), rows.at, rows)
+    return clocked_keys(_WAITING + bytes([rows.side.number]), rows.at, rows.stream, rows.partition, rows.offset)

@@ -55,7 +55,6 @@ class Meeting:
     ) -> None:
         self.spec, self.codec, self.out = spec, codec, out
         self.batch, self.work, self.ledger = batch, work, ledger
-        self.lows = ledger.lows
         self.errors: list[pa.Table] = []
         self.rejected: list[Place] = []
         self.pairs: list[tuple[pa.Table, Mask]] = []
@@ -126,8 +125,7 @@ class Meeting:
             return table
         refused = table.filter(pa.array(bad))
         self.errors.append(error_rows(refused, reason, detail))
-        bound = NO_TIME if self.spec.by_number else self.ledger.bound
-        above = refused.filter(pa.array(numbers(refused, TIME) >= bound))
+        above = refused.filter(pa.array(numbers(refused, TIME) >= self.ledger.bound))
         columns = (numbers(above, name).tolist() for name in (STREAM, PARTITION, OFFSET))
         self.rejected += zip(*columns, strict=True)
         return table.filter(pa.array(~bad))
@@ -137,8 +135,9 @@ class Meeting:
         rows = self.codec.arrived(table, side)
         if self.spec.by_number:
             rows.number_from(self.ledger.firsts)
-            return rows
         gone = (side.expiry(rows.at) <= rows.clock) | (rows.at < self.ledger.closed[side.number])
+        if not gone.any():
+            return rows
         table = self._refuse(table, gone, "out_of_retention", f"{side.name}_retention is {side.keep} ms")
         return replace(rows.where(~gone), table=table, origin=np.arange(len(table)))
 
@@ -167,7 +166,7 @@ class Meeting:
     def _alive(self, rows: Rows) -> Rows:
         """Leave out what can be joined by nobody any more, by time for all, or by size."""
         gone = offsets_of(self.ledger.gone, rows.stream, rows.partition)
-        return rows.where((rows.at >= self.lows[rows.side.number]) & (rows.offset >= gone))
+        return rows.where((rows.at >= self.ledger.lows[rows.side.number]) & (rows.offset >= gone))
 
     def _meet(self, rows: Rows, others: Rows) -> None:
         """Find the pairs of one side's new messages with others, and write them down."""

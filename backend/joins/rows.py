@@ -20,17 +20,8 @@ from backend.chunks import taken_rows
 from backend.joins import match
 from backend.joins.sides import Side
 from backend.joins.spec import JoinSpec
-from backend.keys import beside, encode_columns, joined, pack_fixed, to_keys, to_rows, unpack_fixed
-from backend.messages.keys import (
-    OFFSET_BYTES,
-    TIME_BYTES,
-    index_keys,
-    message_keys,
-    message_order,
-    pack_places,
-    stamps,
-    unpack_places,
-)
+from backend.keys import encode_columns, joined
+from backend.messages.keys import OFFSET_BYTES, TIME_BYTES, index_keys, message_keys, message_order, stamps
 from backend.messages.layout import OFFSET_FIRST, Part
 from backend.rows import RowCodec
 from backend.store.rows import StoreRows
@@ -39,7 +30,6 @@ from backend.windows.micro_batch import numbers
 
 _TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
 _ARRAYS = ("stream", "partition", "offset", "time", "at", "clock", "known", "origin")
-
 
 Place = tuple[int, int, int]
 """(stream, source partition, offset)."""
@@ -288,18 +278,6 @@ def together(stored: Rows, new: Rows) -> Rows:
         equal = pa.concat_arrays([part.cast(pa.binary()) for part in (stored.equal, new.equal)])
     both = replace(new, values=stored.values, decoded=stored.decoded, equal=equal, sizes=None, **arrays)
     return both.in_order()
-
-
-def clocked_keys(head: bytes, clocks: IntArray, rows: Rows) -> list[bytes]:
-    """Give keys in order of a clock: a head, the clock of each row, and its place."""
-    places = pack_places(rows.stream, rows.partition, rows.offset)
-    return [head + key for key in to_keys(beside([pack_fixed(clocks), places]))]
-
-
-def read_clocked(head: bytes, keys: Sequence[bytes]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Invert `clocked_keys`: clock, stream, partition and offset of each."""
-    rows = to_rows(keys, len(head) + TIME_BYTES + OFFSET_BYTES)
-    return unpack_fixed(rows[:, len(head) : -OFFSET_BYTES], np.int64), *unpack_places(rows)
 
 
 def offsets_of(known: Sequence[Place], stream: IntArray, partition: IntArray, otherwise: int = NO_TIME) -> IntArray:

@@ -38,7 +38,6 @@ from backend.joins.options import (
     read_left_streams,
     read_out,
     read_retention,
-    read_retention_messages,
     read_session_key,
     read_within,
 )
@@ -258,8 +257,7 @@ def join_spec(
             tuple(pair[number] for pair in pairs),
             read_out(fields, schema, SIDES[number]),
             window,
-            read_retention(SIDES[number], window, retention, messages, by_number=by_number),
-            read_retention_messages(SIDES[number], window, messages, by_number=by_number),
+            *read_retention(SIDES[number], window, retention, messages, by_number=by_number),
             how in (SIDES[number], "outer"),
             by_number,
         )

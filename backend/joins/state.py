@@ -20,9 +20,10 @@ import msgspec
 import numpy as np
 
 from backend.batch import NO_TIME, Positions, SourcePartition
-from backend.joins.rows import Rows, clocked_keys, read_clocked
+from backend.joins.rows import Rows
 from backend.joins.sides import Side
 from backend.keys import fixed_bytes
+from backend.messages.keys import clocked_keys, read_clocked
 from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, grouped, union
@@ -122,7 +123,9 @@ def put_clocks(work: Workspace, rows: Rows) -> None:
     rows = rows.in_order()
     rises = np.any([np.diff(part, prepend=part[0] - 1) != 0 for part in (rows.clock, rows.stream, rows.partition)], 0)
     rows = rows.take(np.flatnonzero(rises)[np.argsort(rows.clock[rises], kind="stable")])
-    work.put_many(clocked_keys(_MARK + bytes([rows.side.number]), rows.clock, rows), [_SET] * len(rows))
+    head = _MARK + bytes([rows.side.number])
+    keys = clocked_keys(head, rows.clock, rows.stream, rows.partition, rows.offset)
+    work.put_many(keys, [_SET] * len(keys))
 
 
 def _clocks(work: Workspace, side: int, least: int = -(2**63)) -> tuple[list[bytes], tuple[IntArray, ...]]:

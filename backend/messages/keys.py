@@ -23,7 +23,18 @@ import pyarrow.compute as pc
 
 from backend.batch import MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
 from backend.errors import KeyInvalid, StateCorrupted
-from backend.keys import Bytes2D, beside, fixed_bytes, joined, pack_fixed, prefix_end, to_binary, to_rows, unpack_fixed
+from backend.keys import (
+    Bytes2D,
+    beside,
+    fixed_bytes,
+    joined,
+    pack_fixed,
+    prefix_end,
+    to_binary,
+    to_keys,
+    to_rows,
+    unpack_fixed,
+)
 from backend.messages.layout import MessageLayout, Part
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
@@ -103,13 +114,22 @@ def source_bytes(stream: int, partition: int) -> bytes:
     return fixed_bytes(stream, np.uint16) + fixed_bytes(partition, np.int32)
 
 
-def pack_places(stream: _Integers, partition: _Integers, offset: _Integers) -> Bytes2D:
-    """Give (stream, partition, offset) of messages as rows of `OFFSET_BYTES`."""
-    return beside([pack_fixed(stream.astype(np.uint16)), pack_fixed(partition.astype(np.int32)), pack_fixed(offset)])
+def clocked_keys(
+    head: bytes, clocks: _Integers, stream: _Integers, partition: _Integers, offset: _Integers
+) -> list[bytes]:
+    """Give keys of rows about messages: a head, a clock of 8 bytes, and the message's place."""
+    places = [pack_fixed(stream.astype(np.uint16)), pack_fixed(partition.astype(np.int32)), pack_fixed(offset)]
+    return [head + key for key in to_keys(beside([pack_fixed(clocks), *places]))]
 
 
-def unpack_places(rows: Bytes2D) -> tuple[_Integers, _Integers, _Integers]:
-    """Invert `pack_places`; of wider rows their last bytes count."""
+def read_clocked(head: bytes, keys: Sequence[bytes]) -> tuple[_Integers, _Integers, _Integers, _Integers]:
+    """Invert `clocked_keys`: clock, stream, partition and offset of each."""
+    rows = to_rows(keys, len(head) + TIME_BYTES + OFFSET_BYTES)
+    return unpack_fixed(rows[:, len(head) : -OFFSET_BYTES], np.int64), *_places(rows)
+
+
+def _places(rows: Bytes2D) -> tuple[_Integers, _Integers, _Integers]:
+    """Give stream, partition and offset, which rows of bytes end with."""
     parts = ((rows[:, -14:-12], np.uint16), (rows[:, -12:-8], np.int32), (rows[:, -8:], np.int64))
     stream, partition, offset = (unpack_fixed(part, kind).astype(np.int64, copy=False) for part, kind in parts)
     return stream, partition, offset
@@ -117,7 +137,7 @@ def unpack_places(rows: Bytes2D) -> tuple[_Integers, _Integers, _Integers]:
 
 def places_of(keys: Sequence[bytes]) -> tuple[_Integers, _Integers, _Integers]:
     """Give stream, partition and offset, which every message key and index key ends with."""
-    return unpack_places(to_rows([key[-OFFSET_BYTES:] for key in keys], OFFSET_BYTES))
+    return _places(to_rows([key[-OFFSET_BYTES:] for key in keys], OFFSET_BYTES))
 
 
 def stamp_fields(layout: MessageLayout) -> list[pa.Field]:
@@ -136,7 +156,7 @@ def stamps(layout: MessageLayout, keys: Sequence[bytes], equal: pa.Array | None 
     """
     timed_tail = layout.parts[-2:-1] == (Part.TIME,)
     rows = _tails(keys, OFFSET_BYTES + TIME_BYTES * timed_tail)
-    stamps = [*unpack_places(rows)]
+    stamps = [*_places(rows)]
     if timed_tail:
         stamps.append(unpack_fixed(rows[:, :TIME_BYTES], np.int64))
     elif layout.timed:
