@@ -154,8 +154,9 @@ class _Step(Meeting):
             if self._dead(place, int(rows.offset[here].max())):
                 fitting[here] = False
         found = self.codec.encode(rows.where(fitting))
-        self.cells.add(found.rows, digests(found.keys, found.values))
-        self.work.put_many(found.keys, found.values)
+        keys, values = found.messages.lists()
+        self.cells.add(found.rows, digests(keys, values))
+        self.work.put_many(keys, values)
         self.work.put_many(found.index, [b""] * len(found.index))
         if not self.spec.by_number:
             self._put_clocks(found.rows)

@@ -21,8 +21,9 @@ from backend.joins import match
 from backend.joins.sides import Side
 from backend.joins.spec import JoinSpec
 from backend.keys import encode_columns, joined
-from backend.messages.keys import OFFSET_BYTES, TIME_BYTES, index_keys, message_keys, message_order, stamps
+from backend.messages.keys import OFFSET_BYTES, TIME_BYTES, index_keys, message_keys, stamps
 from backend.messages.layout import OFFSET_FIRST, Part
+from backend.messages.rows import MessageCodec
 from backend.rows import RowCodec
 from backend.store.rows import StoreRows
 from backend.windows.columns.arrays import IntArray, Mask
@@ -112,14 +113,12 @@ class Encoded:
     """Messages as rows of the store.
 
     Attributes:
-        keys: Sorted.
-        values: Their values.
+        messages: Sorted by key.
         index: Keys of index rows, sorted; empty where the layout has none.
-        rows: The message of each key.
+        rows: The message of each row.
     """
 
-    keys: list[bytes]
-    values: list[bytes]
+    messages: StoreRows
     index: list[bytes]
     rows: Rows
 
@@ -139,7 +138,7 @@ class JoinRows:
             (Part.TIME, Part.EQUAL): slice(1 + TIME_BYTES, -OFFSET_BYTES),
         }
         self._equal_at = places.get(self.layout.parts[:2])
-        self._codecs = [RowCodec(pa.schema([*lead, *side.fields])) for side in spec.sides]
+        self._codecs = [MessageCodec(self.layout, [*lead, *side.fields]) for side in spec.sides]
         self._schemas = [pa.schema([*MESSAGE_FIELDS, *side.fields]) for side in spec.sides]
 
     def of_side(self, messages: pa.Table, side: Side) -> pa.Table:
@@ -164,7 +163,7 @@ class JoinRows:
         if self._equal_at is not None:
             equal = pa.array([key[self._equal_at] for key in keys], pa.binary())
         elif side.on or not self.layout.timed:
-            decoded = self._codecs[side.number].decode(values)
+            decoded = self._codecs[side.number].codec.decode(values)
             equal, _ = self._equal(decoded, side)
         stream, partition, offset, *times = stamps(self.layout, keys, equal)
         time = times[0] if self.layout.timed else numbers(decoded, TIME)
@@ -191,15 +190,10 @@ class JoinRows:
 
     def encode(self, rows: Rows) -> Encoded:
         """Give messages at hand as rows of the store; they come in the order of the source."""
-        codes = self._codes(rows)
-        order = message_order(self.layout, rows.messages, codes)
-        if (np.diff(order) < 0).any():
-            rows, codes = rows.take(order), {part: code.take(pa.array(order)) for part, code in codes.items()}
-        table = rows.messages
+        table, codes = rows.messages, self._codes(rows)
+        found, order = self._codecs[rows.side.number].ordered_rows(table, codes)
         index = sorted(index_keys(self.layout, table, codes)) if self.layout.indexed else []
-        return Encoded(
-            message_keys(self.layout, table, codes), self._codecs[rows.side.number].encode(table), index, rows
-        )
+        return Encoded(found, index, rows.take(order))
 
     def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the rows of accepted messages of both sides, index rows included, sorted by key."""
@@ -207,7 +201,7 @@ class JoinRows:
         for side in self.spec.sides:
             rows = self.arrived(self.of_side(messages, side), side).in_order()
             found = self.encode(rows.where(self.storable(rows)))
-            parts += [StoreRows.of(found.keys, found.values), StoreRows.of(found.index, [b""] * len(found.index))]
+            parts += [found.messages, StoreRows.of(found.index, [b""] * len(found.index))]
         return StoreRows.joined(parts).sorted()
 
     def prefixes(self, rows: Rows) -> pa.Array:
@@ -229,7 +223,7 @@ class JoinRows:
         stored, needed = rows.decoded, at[~fresh]
         if stored is None:
             found, needed = np.unique(needed, return_inverse=True)
-            stored = self._codecs[rows.side.number].decode([rows.values[one] for one in found.tolist()])
+            stored = self._codecs[rows.side.number].codec.decode([rows.values[one] for one in found.tolist()])
         stored = taken_rows(stored.select(names), needed)
         if not fresh.any():
             return stored

@@ -76,7 +76,7 @@ class MessagesByKey(MessageCodec):
 
     def rows(self, messages: pa.Table, codes: pa.Array) -> tuple[list[bytes], list[bytes]]:
         """Give keys and values of messages, in their order; `codes` is the group key's code of each."""
-        return message_keys(self.layout, messages, {Part.SESSION: codes}), self._codec.encode(messages)
+        return message_keys(self.layout, messages, {Part.SESSION: codes}), self.codec.encode(messages)
 
     def replay_rows(self, messages: pa.Table, group_keys: KeyEncoder) -> StoreRows:
         """Give the rows of messages and of their index, sorted by key."""

@@ -58,13 +58,13 @@ def message_keys(layout: MessageLayout, messages: pa.Table, codes: Codes | None 
         messages: Has the columns `_stream`, `_partition`, `_offset` and, where the layout has it, `_time`.
         codes: `keys.encode_columns` of the session key and of the equal fields, where the layout has them.
     """
-    keys: list[bytes] = _join_parts(MESSAGES, _parts(layout.parts, messages, codes)).to_pylist()
+    keys: list[bytes] = message_key_column(layout, messages, codes).to_pylist()
     return keys
 
 
-def message_key_column(layout: MessageLayout, messages: pa.Table) -> pa.LargeBinaryArray:
-    """Build what `message_keys` does, as a column, for a layout of time and offset alone."""
-    return _join_parts(MESSAGES, _parts(layout.parts, messages, None)).cast(pa.large_binary())
+def message_key_column(layout: MessageLayout, messages: pa.Table, codes: Codes | None) -> pa.BinaryArray:
+    """Build what `message_keys` does, as a column."""
+    return _join_parts(MESSAGES, _parts(layout.parts, messages, codes))
 
 
 def index_keys(layout: MessageLayout, messages: pa.Table, codes: Codes) -> list[bytes]:
@@ -73,7 +73,7 @@ def index_keys(layout: MessageLayout, messages: pa.Table, codes: Codes) -> list[
     return keys
 
 
-def message_order(layout: MessageLayout, messages: pa.Table, codes: Codes) -> _Integers:
+def message_order(layout: MessageLayout, messages: pa.Table, codes: Codes | None) -> _Integers:
     """Give the order of messages by their keys, when they come sorted by (stream, partition, offset) as in a batch.
 
     Arguments as for `message_keys`. Sorting by numbers is many times faster than by the keys made of them.

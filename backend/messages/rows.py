@@ -17,13 +17,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from backend.chunks import taken_rows
 from backend.messages.keys import (
     INDEX,
     MESSAGES,
     OFFSET_BYTES,
     TIME_BYTES,
+    Codes,
     clock_bytes,
     clock_range,
+    message_key_column,
+    message_order,
     stamp_fields,
     stamps,
 )
@@ -33,6 +37,7 @@ from backend.store.layers import increasing
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray
 
 Digests = npt.NDArray[np.uint64]
 
@@ -53,13 +58,27 @@ class MessageCodec:
     """
 
     def __init__(self, layout: MessageLayout, fields: Iterable[pa.Field]) -> None:
-        self.layout, self._codec = layout, RowCodec(pa.schema(list(fields)))
-        self.schema = pa.schema([*stamp_fields(layout), *self._codec.schema])
+        self.layout, self.codec = layout, RowCodec(pa.schema(list(fields)))
+        self.schema = pa.schema([*stamp_fields(layout), *self.codec.schema])
         """`_stream`, `_partition`, `_offset`, `_time` (where the layout has it) and the fields."""
 
     def select(self, messages: pa.Table) -> pa.Table:
         """Give the columns of `schema` of messages that just arrived."""
         return messages.select(self.schema.names).cast(self.schema)
+
+    def ordered_rows(self, messages: pa.Table, codes: Codes | None = None) -> tuple[StoreRows, IntArray]:
+        """Give the rows of messages in order of key, and which message each is of.
+
+        Args:
+            messages: In order of (stream, partition, offset); `_time` counts, whether it is in the key or not.
+            codes: As for `message_keys`.
+        """
+        order = message_order(self.layout, messages, codes)
+        if (np.diff(order) < 0).any():
+            messages, rows = taken_rows(messages, order), pa.array(order)
+            codes = {part: code.take(rows) for part, code in (codes or {}).items()}
+        keys = message_key_column(self.layout, messages, codes).cast(pa.large_binary())
+        return StoreRows(keys, self.codec.encode_column(messages)), order
 
     def decode(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.Table:
         """Give rows of the message store as a table of `schema`, in their order.
@@ -68,7 +87,7 @@ class MessageCodec:
             StateCorrupted: A key or value cannot be decoded.
         """
         stamped = [pa.array(column, f.type) for column, f in zip(stamps(self.layout, keys), self.schema, strict=False)]
-        return pa.Table.from_arrays([*stamped, *self._codec.decode(values).columns], schema=self.schema)
+        return pa.Table.from_arrays([*stamped, *self.codec.decode(values).columns], schema=self.schema)
 
 
 def expire_messages(work: Workspace, layout: MessageLayout, before: int) -> int:

@@ -16,20 +16,17 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from backend.batch import TIME
-from backend.chunks import taken_rows
 from backend.errors import StateCorrupted
 from backend.keys import prefix_end
-from backend.messages.keys import message_key_column, message_keys, places_of
+from backend.messages.keys import message_keys, places_of
 from backend.messages.layout import TIME_FIRST
 from backend.messages.rows import MessageCodec, digest
 from backend.store.protocol import Region
-from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs
 from backend.windows.columns.grouping import start_bytes
-from backend.windows.micro_batch import Execution, numbers
+from backend.windows.micro_batch import Execution
 from backend.windows.panes import Pane
 
 SKIPPED = bytes([Region.OPERATOR]) + b"x"
@@ -45,16 +42,6 @@ class MessagesByTime(MessageCodec):
 
     def __init__(self, fields: Sequence[pa.Field]) -> None:
         super().__init__(TIME_FIRST, fields)
-
-    def rows(self, messages: pa.Table) -> tuple[StoreRows, IntArray]:
-        """Give the rows of messages, in order of time and otherwise theirs, and which message each is of.
-
-        Messages in order of (stream, partition, offset) give rows in order of key.
-        """
-        order = np.argsort(numbers(messages, TIME), kind="stable")
-        if bool((np.diff(order) < 0).any()):
-            messages = taken_rows(messages, order)
-        return StoreRows(message_key_column(TIME_FIRST, messages), self._codec.encode_column(messages)), order
 
     def read(self, work: Workspace, starts: IntArray, ends: IntArray) -> tuple[pa.Table, IntArray]:
         """Read the messages of half-open ranges of event time, each once, in order of key; and their skips."""

@@ -82,7 +82,7 @@ class Shared:
 
     def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the message-store rows of accepted messages."""
-        return self.message_store.rows(messages)[0] if self.message_store is not None else StoreRows.of([], [])
+        return self.message_store.ordered_rows(messages)[0] if self.message_store is not None else StoreRows.of([], [])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, pane by pane."""
@@ -247,7 +247,7 @@ class Step:
         assert self.kind.message_store is not None
         execution = self.execution
         messages = execution.messages.filter(pa.array(stays))
-        rows, of = self.kind.message_store.rows(messages)
+        rows, of = self.kind.message_store.ordered_rows(messages)
         keys, values = rows.lists()
         execution.work.put_many(keys, values)
         skip = skip[stays]
