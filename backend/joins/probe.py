@@ -7,16 +7,12 @@ in which backend.joins.operator says they come out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from backend.batch import (
-    EVENT_TIMES,
-    MAX_EVENT_TIME,
-    MIN_EVENT_TIME,
     NO_TIME,
     OFFSET,
     PARTITION,
@@ -35,7 +31,7 @@ from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask, grouped, parts
-from backend.windows.micro_batch import error_rows, numbers
+from backend.windows.micro_batch import beyond, error_rows, numbers, time_limits
 
 
 class Meeting:
@@ -66,8 +62,8 @@ class Meeting:
         self._change_retentions()
         self._count_offsets()
         tables = [self.codec.of_side(self.batch.messages, side) for side in self.spec.sides]
-        for limits in self._time_limits():
-            tables = [self._refuse_outside(table, *limits) for table in tables]
+        for first, last, reason, detail in time_limits(self.batch.time_ms, self.spec.max_ahead_ms):
+            tables = [self._refuse(table, beyond(table, first, last), reason, detail) for table in tables]
         self.new = [self._accept(table, side) for table, side in zip(tables, self.spec.sides, strict=True)]
         self.matched = [np.zeros(len(rows), np.bool_) for rows in self.new]
         self.cells = Cells(self.work, self.spec.layout, self.ledger)
@@ -107,17 +103,6 @@ class Meeting:
         known = {**fresh, **seen, **self.batch.firsts, **self.spec.first_offsets}
         self.firsts |= {source: known[source] for source in fresh}
         self.ledger.firsts = [(s, p, offset) for (s, p), offset in sorted(self.firsts.items())]
-
-    def _time_limits(self) -> Iterator[tuple[int, int, str, str]]:
-        """Give what the pack stage would refuse by: standalone there is none before the operator."""
-        yield MIN_EVENT_TIME, MAX_EVENT_TIME, "out_of_range", EVENT_TIMES
-        if self.spec.max_ahead_ms is not None:
-            latest = self.batch.time_ms + self.spec.max_ahead_ms
-            yield MIN_EVENT_TIME, latest, "in_future", f"later than {latest} ms"
-
-    def _refuse_outside(self, table: pa.Table, first: int, last: int, reason: str, detail: str) -> pa.Table:
-        times = numbers(table, TIME)
-        return self._refuse(table, (times < first) | (times > last), reason, detail)
 
     def _refuse(self, table: pa.Table, bad: Mask, reason: str, detail: str) -> pa.Table:
         """Send messages of one side to the errors, which a replay leaves out; give the others."""

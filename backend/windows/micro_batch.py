@@ -8,7 +8,7 @@ here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,9 @@ import pyarrow.compute as pc
 from backend.batch import (
     EDGES,
     ERROR_SCHEMA,
+    EVENT_TIMES,
+    MAX_EVENT_TIME,
+    MIN_EVENT_TIME,
     OFFSET,
     PARTITION,
     RESERVED,
@@ -117,6 +120,20 @@ class Execution:
 def numbers(table: pa.Table, name: str) -> IntArray:
     """Give an integer column as int64, without a copy where it is one chunk of int64."""
     return np.asarray(table.column(name), dtype=np.int64)
+
+
+def time_limits(time_ms: int, max_ahead_ms: int | None) -> Iterator[tuple[int, int, str, str]]:
+    """Give what the pack stage refuses by, for what comes without it: first and last event time, reason, detail."""
+    yield MIN_EVENT_TIME, MAX_EVENT_TIME, "out_of_range", EVENT_TIMES
+    if max_ahead_ms is not None:
+        latest = time_ms + max_ahead_ms
+        yield MIN_EVENT_TIME, latest, "in_future", f"later than {latest} ms"
+
+
+def beyond(messages: pa.Table, first: int, last: int) -> Mask:
+    """Return which messages are before a first or after a last event time."""
+    times = numbers(messages, TIME)
+    return (times < first) | (times > last)
 
 
 def error_rows(messages: pa.Table, reason: str, detail: str) -> pa.Table:

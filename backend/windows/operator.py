@@ -28,13 +28,9 @@ import pyarrow as pa
 from backend.batch import (
     ENDS_APART,
     ERROR_SCHEMA,
-    EVENT_TIMES,
-    MAX_EVENT_TIME,
-    MIN_EVENT_TIME,
     NEXT_END,
     NO_TIME,
     PLANNED,
-    TIME,
     WATERMARK,
     MicroBatch,
     Operator,
@@ -49,7 +45,7 @@ from backend.windows.aligned.combining import Combining, combines
 from backend.windows.aligned.kind import Aligned
 from backend.windows.by_number.kind import Tuples
 from backend.windows.merging.kind import Sessions
-from backend.windows.micro_batch import Execution, joined, numbers
+from backend.windows.micro_batch import Execution, beyond, joined, time_limits
 from backend.windows.shared import Shared
 from backend.windows.sliding.kind import Sliding
 from backend.windows.spec import WindowSpec
@@ -174,15 +170,8 @@ class WindowOperator:
         """Refuse what the pack stage would have: standalone there is none before the operator."""
         if not execution.messages.num_rows:
             return
-        times = numbers(execution.messages, TIME)
-        execution.refuse(
-            (times < MIN_EVENT_TIME) | (times > MAX_EVENT_TIME),
-            "out_of_range",
-            EVENT_TIMES,
-        )
-        if self.spec.max_ahead_ms is not None:
-            latest = execution.batch.time_ms + self.spec.max_ahead_ms
-            execution.refuse(numbers(execution.messages, TIME) > latest, "in_future", f"later than {latest} ms")
+        for first, last, reason, detail in time_limits(execution.batch.time_ms, self.spec.max_ahead_ms):
+            execution.refuse(beyond(execution.messages, first, last), reason, detail)
         execution.refused.clear()  # a restore leaves out what the pack stage refused: no mark, which might never go
 
 
