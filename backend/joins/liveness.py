@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from backend.batch import NO_TIME, MicroBatch, Position, SourcePartition
 from backend.joins.sides import LEFT, RIGHT
 from backend.joins.spec import JoinSpec
+from backend.joins.state import JoinLedger
 from backend.windows.watermark import is_idle
 
 MIN_BUCKET_MS, MIN_BUCKET_MESSAGES = 1_000, 256
@@ -26,11 +27,7 @@ def bucket_width(spec: JoinSpec) -> int:
 
 
 def side_clocks(
-    committed: tuple[int, int],
-    reached: Mapping[SourcePartition, int],
-    batch: MicroBatch,
-    started_ms: int,
-    spec: JoinSpec,
+    spec: JoinSpec, ledger: JoinLedger, reached: Mapping[SourcePartition, int], batch: MicroBatch
 ) -> tuple[tuple[int, int], int | None]:
     """Give how far each side has come at the end of a micro-batch, and when that may change without input.
 
@@ -39,11 +36,10 @@ def side_clocks(
     source partition that is silent since the first micro-batch. Clocks never go back.
 
     Args:
-        committed: The clocks of both sides as committed.
+        spec: The join.
+        ledger: As committed.
         reached: Clock per source partition.
         batch: Says which source partitions are idle.
-        started_ms: Batch time of the first micro-batch.
-        spec: The join.
 
     Returns:
         The clocks; the batch time at which one may move on because a source partition is idle, None if none will.
@@ -51,7 +47,7 @@ def side_clocks(
     awake: tuple[list[int], list[int]] = ([], [])
     waits: list[int] = []
     known = [(spec.side_of(source[0]), position, reached[source]) for source, position in batch.after.items()]
-    silent = Position(0, NO_TIME, started_ms)
+    silent = Position(0, NO_TIME, ledger.started_ms)
     known += [(side, silent, NO_TIME) for side in (LEFT, RIGHT) if side not in {side for side, _, _ in known}]
     for side, position, clock in known:
         if not is_idle(position, batch.time_ms, spec.idle_after_ms):
@@ -60,7 +56,7 @@ def side_clocks(
                 waits.append(position.active_ms + spec.idle_after_ms)
     newest = max(reached.values(), default=NO_TIME)
     clocks = (
-        max(committed[LEFT], min(awake[LEFT] or awake[RIGHT], default=newest)),
-        max(committed[RIGHT], min(awake[RIGHT] or awake[LEFT], default=newest)),
+        max(ledger.clocks[LEFT], min(awake[LEFT] or awake[RIGHT], default=newest)),
+        max(ledger.clocks[RIGHT], min(awake[RIGHT] or awake[LEFT], default=newest)),
     )
     return clocks, min(waits, default=None) if newest > min(clocks) else None

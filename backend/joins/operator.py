@@ -140,7 +140,7 @@ class _Step(Meeting):
             for source, position in self.batch.after.items():
                 self.reached[source] = position.next_offset - self.firsts.get(source, position.next_offset)
         ledger, (left, right) = self.ledger, self.spec.sides
-        ledger.clocks, idle_ms = side_clocks(ledger.clocks, self.reached, self.batch, ledger.started_ms, self.spec)
+        ledger.clocks, idle_ms = side_clocks(self.spec, ledger, self.reached, self.batch)
         ledger.lows = (
             max(ledger.lows[LEFT], left.first_alive(ledger.clocks[RIGHT])),
             max(ledger.lows[RIGHT], right.first_alive(ledger.clocks[LEFT])),
@@ -153,13 +153,13 @@ class _Step(Meeting):
         for place, here in self.cells.groups(rows.at, rows.stream, rows.partition):
             if self._dead(place, int(rows.offset[here].max())):
                 fitting[here] = False
-        found = self.codec.encode(rows.where(fitting))
-        keys, values = found.messages.lists()
-        self.cells.add(found.rows, digests(keys, values))
+        found, index, rows = self.codec.encode(rows.where(fitting))
+        keys, values = found.lists()
+        self.cells.add(rows, digests(keys, values))
         self.work.put_many(keys, values)
-        self.work.put_many(found.index, [b""] * len(found.index))
+        self.work.put_many(index, [b""] * len(index))
         if not self.spec.by_number:
-            self._put_clocks(found.rows)
+            self._put_clocks(rows)
 
     def _put_clocks(self, rows: Rows) -> None:
         """Remember the clocks of stored messages that a later pair may hang on."""
@@ -201,9 +201,8 @@ class _Step(Meeting):
         self.metrics["unmatched"] += len(both)
         if not len(both):
             return []
-        half = self.codec.half(both, np.arange(len(both)))
         reasons = np.where(np.concatenate([shown_due, due])[both.origin], "full", "drain")
-        return [self.out.table(pa.array(reasons), *((half, None) if side.number == LEFT else (None, half)))]
+        return [self.out.table(reasons, {side.number: self.codec.half(both, np.arange(len(both)))})]
 
     def _expire(self) -> None:
         """Take dead cells out of the store, and raise the bound."""

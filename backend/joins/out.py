@@ -7,11 +7,14 @@ Held rows lie in `Region.AGGREGATES`, in the changelog, until their period has p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from backend.joins.fields import out_columns
+from backend.joins.sides import LEFT, RIGHT
 from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
 from backend.rows import RowCodec
@@ -36,22 +39,20 @@ class Out:
 
     def __init__(self, spec: JoinSpec) -> None:
         self.schema = spec.result_schema()
-        self._columns = spec.result_columns()
+        self._columns = out_columns(*spec.sides)
         self._codec = RowCodec(self.schema)
         self._periods = (spec.on_time_ms, spec.late_ms)
 
-    def table(self, reasons: pa.Array, left: Half | None, right: Half | None) -> pa.Table:
-        """Give rows; a side that is None is missing in all of them."""
+    def table(self, reasons: npt.NDArray[np.str_], halves: Mapping[int, Half]) -> pa.Table:
+        """Give rows of one or both sides' halves; a side that has none is missing in all of them."""
         count = len(reasons)
-        columns = [reasons, pa.array(np.zeros(count, np.int32))]
-        columns += [pa.nulls(count, pa.int64()) if half is None else pa.array(half[0]) for half in (left, right)]
-        for field, left_name, right_name in self._columns:
-            if left is not None and left_name is not None:
-                columns.append(left[1].column(left_name).cast(field.type))
-            elif right is not None and right_name is not None:
-                columns.append(right[1].column(right_name).cast(field.type))
-            else:
-                columns.append(pa.nulls(count, field.type))
+        times = [pa.array(halves[side][0]) if side in halves else pa.nulls(count, pa.int64()) for side in (LEFT, RIGHT)]
+        columns = [pa.array(reasons, pa.string()), pa.array(np.zeros(count, np.int32)), *times]
+        for field, *names in self._columns:
+            found = [
+                halves[side][1].column(name) for side, name in enumerate(names) if name is not None and side in halves
+            ]
+            columns.append(found[0].cast(field.type) if found else pa.nulls(count, field.type))
         return pa.table(columns, schema=self.schema)
 
     def release(

@@ -178,10 +178,8 @@ class Meeting:
 
     def _write_pairs(self, rows: Rows, mine: IntArray, others: Rows, other: IntArray) -> None:
         late = rows.side.late(rows.at, rows.clock)[mine]
-        halves = [self.codec.half(rows, mine), self.codec.half(others, other)]
-        left, right = halves if rows.side.number == LEFT else halves[::-1]
-        reasons = pa.array(np.where(late, "late", "full"), pa.string())
-        self.pairs.append((self.out.table(reasons, left, right), late))
+        halves = {rows.side.number: self.codec.half(rows, mine), others.side.number: self.codec.half(others, other)}
+        self.pairs.append((self.out.table(np.where(late, "late", "full"), halves), late))
         self.metrics["pairs"] += len(mine)
         self.metrics["late"] += int(late.sum())
 

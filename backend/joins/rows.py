@@ -108,21 +108,6 @@ class Rows:
         return self.take(order) if (np.diff(order) < 0).any() else self
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Messages as rows of the store.
-
-    Attributes:
-        messages: Sorted by key.
-        index: Keys of index rows, sorted; empty where the layout has none.
-        rows: The message of each row.
-    """
-
-    messages: StoreRows
-    index: list[bytes]
-    rows: Rows
-
-
 class JoinRows:
     """Turns messages into rows and back.
 
@@ -188,20 +173,24 @@ class JoinRows:
         """Give the keys of messages at hand, in their order."""
         return message_keys(self.layout, rows.messages, self._codes(rows))
 
-    def encode(self, rows: Rows) -> Encoded:
-        """Give messages at hand as rows of the store; they come in the order of the source."""
+    def encode(self, rows: Rows) -> tuple[StoreRows, list[bytes], Rows]:
+        """Give messages at hand, which come in the order of the source, as rows of the store, sorted by key.
+
+        Returns:
+            Keys and values; the keys of index rows, where the layout has them; the message of each key.
+        """
         table, codes = rows.messages, self._codes(rows)
         found, order = self._codecs[rows.side.number].ordered_rows(table, codes)
         index = sorted(index_keys(self.layout, table, codes)) if self.layout.indexed else []
-        return Encoded(found, index, rows.take(order))
+        return found, index, rows.take(order)
 
     def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the rows of accepted messages of both sides, index rows included, sorted by key."""
         parts = []
         for side in self.spec.sides:
             rows = self.arrived(self.of_side(messages, side), side).in_order()
-            found = self.encode(rows.where(self.storable(rows)))
-            parts += [found.messages, StoreRows.of(found.index, [b""] * len(found.index))]
+            found, index, _ = self.encode(rows.where(self.storable(rows)))
+            parts += [found, StoreRows.of(index, [b""] * len(index))]
         return StoreRows.joined(parts).sorted()
 
     def prefixes(self, rows: Rows) -> pa.Array:

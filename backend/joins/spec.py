@@ -132,13 +132,9 @@ class JoinSpec:
         """Schema of the messages that the operator takes."""
         return pa.schema([*MESSAGE_FIELDS, *(f for side in self.sides for f in side.columns)])
 
-    def result_columns(self) -> list[tuple[pa.Field, str | None, str | None]]:
-        """Give the result's columns behind `JOIN_FIELDS`: field, left field, right field that it comes from."""
-        return out_columns(self.left, self.right)
-
     def result_schema(self) -> pa.Schema:
         """Give the schema of results: `JOIN_FIELDS`, then the fields of both sides."""
-        return pa.schema([*JOIN_FIELDS, *(column for column, _, _ in self.result_columns())])
+        return pa.schema([*JOIN_FIELDS, *(column for column, _, _ in out_columns(*self.sides))])
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry; what is under `free` may change between starts."""

@@ -359,8 +359,8 @@ def test_times_are_read_back_behind_any_session_key(session_key):
         }
     )
     codec = JoinRows(spec)
-    found = codec.encode(codec.arrived(table, spec.left))
-    left, right = codec.split(*found.messages.lists())
+    found, _, _ = codec.encode(codec.arrived(table, spec.left))
+    left, right = codec.split(*found.lists())
     assert (left.offset.tolist(), left.time.tolist(), len(right)) == ([0, 1, 2, 3], [7, -5, 2**40, 0], 0)
 
 
