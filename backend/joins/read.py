@@ -16,6 +16,7 @@ from backend.joins.sides import LEFT
 from backend.joins.spec import JoinSpec
 from backend.messages.keys import MESSAGES, clock_range
 from backend.messages.layout import Part
+from backend.messages.rows import scan_ranges
 from backend.store.protocol import Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, few, runs
@@ -46,8 +47,7 @@ def load(codec: JoinRows, work: Workspace, new: tuple[Rows, Rows], stored: int) 
     """
     spec, layout = codec.spec, codec.layout
     asking = tuple(rows.where(rows.known) for rows in new)
-    keys: list[bytes] = []
-    values: list[bytes] = []
+    ranges: list[tuple[bytes, bytes]] = []
     if stored and any(len(rows) for rows in asking):
         if layout.parts[0] is Part.TIME:
             ranges = _time_ranges(spec, asking)
@@ -55,10 +55,7 @@ def load(codec: JoinRows, work: Workspace, new: tuple[Rows, Rows], stored: int) 
             ranges = [region_range(Region.MESSAGES)]
         else:
             ranges = _key_ranges(codec, asking, stored)
-        for low, high in ranges:
-            found = work.scan_arrays(low, high)
-            keys += found[0]
-            values += found[1]
+    keys, values, _ = scan_ranges(work, ranges)
     return codec.split(keys, values)
 
 

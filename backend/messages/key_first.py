@@ -22,7 +22,7 @@ from backend.batch import SourcePartition
 from backend.errors import StateCorrupted
 from backend.messages.keys import message_keys, source_bytes
 from backend.messages.layout import MessageLayout, Part
-from backend.messages.rows import Digests, MessageCodec, digests, sorted_rows, total
+from backend.messages.rows import Digests, MessageCodec, digests, scan_ranges, sorted_rows, total
 from backend.store.protocol import Readable, Region
 from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY
@@ -32,7 +32,6 @@ from backend.windows.micro_batch import Execution
 
 PLACE_BYTES = 14
 _INDEX = bytes([Region.MESSAGE_INDEX])
-_MASK = 2**64 - 1
 
 
 class KeyEncoder(Protocol):
@@ -92,28 +91,19 @@ class MessagesByKey(MessageCodec):
         execution.work.put_many(*sorted_rows(keys, values))
         execution.work.put_many(places := index_keys(keys), [b""] * len(places))
         found = digests(keys, values)
-        execution.ledger.messages += len(keys)
-        execution.ledger.digest = (execution.ledger.digest + total(found)) & _MASK
+        execution.ledger.count_stored(len(keys), total(found))
         return found
 
     def drop(self, execution: Execution, rows: StoredMessages) -> Digests:
         """Take messages out again; gives the digest of each."""
         remove(execution.work, rows.keys)
         found = digests(rows.keys, rows.values)
-        execution.ledger.messages -= len(found)
-        execution.ledger.digest = (execution.ledger.digest - total(found)) & _MASK
+        execution.ledger.count_stored(-len(found), -total(found))
         return found
 
     def read(self, state: Readable, ranges: Iterable[tuple[bytes, bytes]]) -> StoredMessages:
         """Read half-open key ranges."""
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        sizes = []
-        for start, end in ranges:  # one range per group key: there is no wider read without reading other keys
-            found = state.scan_arrays(start, end)
-            keys += found[0]
-            values += found[1]
-            sizes.append(len(found[0]))
+        keys, values, sizes = scan_ranges(state, ranges)  # one per group key: a wider read would read others
         return StoredMessages(keys, values, np.repeat(np.arange(len(sizes)), sizes))
 
     def read_counted(

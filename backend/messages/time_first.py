@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from backend.errors import StateCorrupted
 from backend.keys import prefix_end
-from backend.messages.keys import message_keys, places_of
+from backend.messages.keys import MESSAGES, clock_range, message_keys, places_of
 from backend.messages.layout import TIME_FIRST
-from backend.messages.rows import MessageCodec, digest
+from backend.messages.rows import MessageCodec, digest, scan_ranges
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
@@ -45,16 +45,11 @@ class MessagesByTime(MessageCodec):
 
     def read(self, work: Workspace, starts: IntArray, ends: IntArray) -> tuple[pa.Table, IntArray]:
         """Read the messages of half-open ranges of event time, each once, in order of key; and their skips."""
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        skips: list[tuple[bytes, bytes]] = []
-        for low, high in zip(*(edge.tolist() for edge in runs(starts, ends - 1)), strict=True):
-            start, end = start_bytes(Region.MESSAGES, low), start_bytes(Region.MESSAGES, high + 1)
-            found = work.scan_arrays(start, end)
-            keys += found[0]
-            values += found[1]
-            skips += zip(*work.scan_arrays(_mark(SKIPPED, start), _mark(SKIPPED, end)), strict=True)
-        return self.decode(keys, values), _skips(keys, dict(skips))
+        edges = zip(*(edge.tolist() for edge in runs(starts, ends - 1)), strict=True)
+        ranges = [clock_range(MESSAGES, low, high + 1) for low, high in edges]
+        keys, values, _ = scan_ranges(work, ranges)
+        marked, skips, _ = scan_ranges(work, [(_mark(SKIPPED, start), _mark(SKIPPED, end)) for start, end in ranges])
+        return self.decode(keys, values), _skips(keys, dict(zip(marked, skips, strict=True)))
 
 
 def _skips(keys: Sequence[bytes], marked: dict[bytes, bytes]) -> IntArray:
@@ -90,10 +85,7 @@ def take_out(execution: Execution, keys: Sequence[bytes], panes: Sequence[Pane])
             raise StateCorrupted("a message that was accepted is not in the store", where=key.hex(), command=VERIFY)
         lost = digest([key], [value])
         pane.count, pane.digest = pane.count - 1, (pane.digest - lost) % 2**64
-        execution.ledger.messages, execution.ledger.digest = (
-            execution.ledger.messages - 1,
-            (execution.ledger.digest - lost) % 2**64,
-        )
+        execution.ledger.count_stored(-1, -lost)
     execution.work.delete_many([*keys, *(_mark(SKIPPED, key) for key in keys)])
     execution.work.put_many(sorted(_mark(REFUSED, key) for key in keys), [b""] * len(keys))
 

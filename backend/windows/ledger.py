@@ -83,6 +83,11 @@ class Ledger(msgspec.Struct, array_like=True):
             self.due_ms = time_ms if self.due_ms is None else min(self.due_ms, time_ms)
         return old is not None and old[1] and not policies.full
 
+    def count_stored(self, messages: int, digest: int) -> None:
+        """Note that so many more messages are stored, or fewer, and their digest."""
+        self.messages += messages
+        self.digest = (self.digest + digest) % 2**64
+
     def full_sent(self, closes_at: IntArray) -> Mask:
         """Return for windows that are closed whether they were sent in full, if they had a message in time.
 

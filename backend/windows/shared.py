@@ -259,8 +259,7 @@ class Step:
         pane = pane[stays][of]  # ascending, because the keys begin with the time
         edges = np.flatnonzero(np.diff(pane, prepend=pane[:1] - 1, append=pane[-1:] + 1)).tolist()
         digests = [digest(keys[low:high], values[low:high]) for low, high in pairwise(edges)]
-        execution.ledger.messages += len(keys)
-        execution.ledger.digest = (execution.ledger.digest + sum(digests)) % 2**64
+        execution.ledger.count_stored(len(keys), sum(digests))
         return digests
 
     def _store_panes(
@@ -312,8 +311,7 @@ class Step:
         ledger.forget_before(int(self.grid.ends(np.array([self.gone.after]))[0]))
         if self.kind.message_store is not None:
             gone = list(panes.all_panes(work, bound))
-            ledger.messages -= sum(pane.count for pane in gone)
-            ledger.digest = (ledger.digest - sum(pane.digest for pane in gone)) % 2**64
+            ledger.count_stored(-sum(pane.count for pane in gone), -sum(pane.digest for pane in gone))
             time_first.drop_marks(work, bound)
             work.replace_keys(panes.index_keys(gone), set())
         for region in (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES):
