@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from backend.batch import published_name
 from backend.boundary import in_order
-from backend.joins.sides import Side
+from backend.joins.sides import LEFT, RIGHT, Side
 
 _TAKEN = ("reason", "revision", "left_time", "right_time")
 """Columns that results have anyway."""
@@ -77,30 +77,30 @@ def _widest(kind: pa.DataType) -> pa.DataType | None:
     return next((widest for widest, checks in _KINDS.items() if any(check(kind) for check in checks)), None)
 
 
-def out_columns(left: Side, right: Side) -> list[tuple[pa.Field, str | None, str | None]]:
+def out_columns(left: Side, right: Side) -> list[tuple[pa.Field, dict[int, str]]]:
     """Name the columns that come out: left fields, then right ones.
 
     Equal fields of one name come out once, where the first of them stands; a name that both sides have otherwise gets
     `left_` or `right_` in front.
 
     Returns:
-        The field, and the left and the right field that it comes from (both for an equal field, else one is None).
+        The field, and by number of the side the field that it comes from: both sides' for an equal field.
 
     Raises:
         ValueError: Two columns would have one name.
     """
     shared = {name for name, other in zip(left.on, right.on, strict=True) if name == other}
-    columns: list[tuple[pa.Field, str | None, str | None]] = []
+    columns: list[tuple[pa.Field, dict[int, str]]] = []
     for side, other in ((left, right), (right, left)):
         for name in side.out:
             kind = side.schema.field(name).type
             if name not in shared:
                 field = pa.field(f"{side.name}_{name}" if name in other.out else name, kind)
-                columns.append((field, name, None) if side is left else (field, None, name))
+                columns.append((field, {side.number: name}))
             elif side is left or name not in left.out:
                 kinds = (one.schema.field(name).type for one in (left, right))
-                columns.append((pa.field(name, equal_type((name, name), *kinds)), name, name))
-    names = [published_name(column.name) for column, _, _ in columns]
+                columns.append((pa.field(name, equal_type((name, name), *kinds)), {LEFT: name, RIGHT: name}))
+    names = [published_name(column.name) for column, _ in columns]
     folded = [name.lower() for name in names]  # a and A are one to Spark
     for name in names:
         if name.lower() in _TAKEN or folded.count(name.lower()) > 1:

@@ -164,7 +164,9 @@ class _Step(Meeting):
     def _put_clocks(self, rows: Rows) -> None:
         """Remember the clocks of stored messages that a later pair may hang on."""
         side = rows.side.number
-        other, passed = self.spec.sides[1 - side], self._slowest(1 - side)
+        other = self.spec.sides[1 - side]
+        times = [time for (stream, _), time in self.reached.items() if self.spec.side_of(stream) != side]
+        passed = min(times, default=NO_TIME)  # by all source partitions of the other side, idle ones too
         state.drop_clocks(self.work, side, passed)
         if other.keep is None:
             return
@@ -173,11 +175,6 @@ class _Step(Meeting):
             earliest, _ = reach(self.spec, side, rows.time)
             wanted &= other.expiry(earliest) <= rows.clock
         state.put_clocks(self.work, rows.where(wanted))
-
-    def _slowest(self, side: int) -> int:
-        """Give the smallest stream time of a side's source partitions, idle ones too."""
-        times = [time for (stream, _), time in self.reached.items() if self.spec.side_of(stream) == side]
-        return min(times, default=NO_TIME)
 
     def _dead(self, place: Place, last: int) -> bool:
         """Tell whether a cell whose last offset is `last` can be met no more."""

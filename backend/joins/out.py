@@ -17,6 +17,7 @@ from backend.joins.fields import out_columns
 from backend.joins.sides import LEFT, RIGHT
 from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
+from backend.messages.rows import scan_ranges
 from backend.rows import RowCodec
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
@@ -48,10 +49,8 @@ class Out:
         count = len(reasons)
         times = [pa.array(halves[side][0]) if side in halves else pa.nulls(count, pa.int64()) for side in (LEFT, RIGHT)]
         columns = [pa.array(reasons, pa.string()), pa.array(np.zeros(count, np.int32)), *times]
-        for field, *names in self._columns:
-            found = [
-                halves[side][1].column(name) for side, name in enumerate(names) if name is not None and side in halves
-            ]
+        for field, names in self._columns:
+            found = [halves[side][1].column(name) for side, name in names.items() if side in halves]
             columns.append(found[0].cast(field.type) if found else pa.nulls(count, field.type))
         return pa.table(columns, schema=self.schema)
 
@@ -103,17 +102,12 @@ class Out:
         ledger.sequence += table.num_rows
 
     def _stored(self, work: Workspace, kinds: Sequence[int]) -> list[pa.Table]:
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        for kind in kinds:
-            found = work.scan_arrays(_key(kind, 0), _WAITING + bytes([kind + 1]))
-            keys += found[0]
-            values += found[1]
+        keys, values, _ = scan_ranges(work, [(_key(kind, 0), _WAITING + bytes([kind + 1])) for kind in kinds])
         if not keys:
             return []
         work.delete_many(keys)
         rows = sorted(zip(keys, values, strict=True), key=lambda row: row[0][2:])
-        return [self._codec.decode([value for _, value in rows]).cast(self.schema)]
+        return [self._codec.decode([value for _, value in rows])]
 
 
 def _key(kind: int, number: int) -> bytes:

@@ -134,7 +134,7 @@ class JoinSpec:
 
     def result_schema(self) -> pa.Schema:
         """Give the schema of results: `JOIN_FIELDS`, then the fields of both sides."""
-        return pa.schema([*JOIN_FIELDS, *(column for column, _, _ in out_columns(*self.sides))])
+        return pa.schema([*JOIN_FIELDS, *(column for column, _ in out_columns(*self.sides))])
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry; what is under `free` may change between starts."""
