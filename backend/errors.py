@@ -9,6 +9,7 @@ reports can show them apart, and they are joined into one message for logs; its 
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 import msgspec
 
@@ -40,14 +41,17 @@ class RewindError(Exception):
         what: What happened, one sentence.
         where: The shard, file, topic or partition concerned; empty when it does not apply.
         why: What was found against what was expected; empty when `what` says it already.
-        command: What to run next; empty when nothing helps but a change in code: the message then names the docs' page.
+        command: What to run next; by default `usual_command`, and where that is empty the message names the docs' page.
 
     The message is one line without control characters, whatever data stands in its parts.
     """
 
+    usual_command: ClassVar[str] = ""
+    """What to run next after most errors of the class."""
+
     def __init__(self, what: str, *, where: str = "", why: str = "", command: str = "") -> None:
-        self.what, self.where, self.why, self.command = what, where, why, command
-        super().__init__(message_of(self.code, what, where, why, command))
+        self.what, self.where, self.why, self.command = what, where, why, command or self.usual_command
+        super().__init__(message_of(self.code, what, where, why, self.command))
 
     def __init_subclass__(cls) -> None:
         _KINDS[cls.__name__] = cls
@@ -92,9 +96,13 @@ class StateAhead(RewindError):
 class StateCorrupted(RewindError):
     """Bytes on disk do not match their checksum, or cannot be decoded."""
 
+    usual_command = "rewind verify <checkpoint>"
+
 
 class UnknownFormat(RewindError):
     """A file, topic or manifest was written by a format version that this release does not know."""
+
+    usual_command = "install the release that wrote it"
 
 
 def unknown_format(what: str, found: str, read: object, where: str = "") -> UnknownFormat:
@@ -106,9 +114,7 @@ def unknown_format(what: str, found: str, read: object, where: str = "") -> Unkn
         read: Which ones this release reads.
         where: As in `RewindError`.
     """
-    return UnknownFormat(
-        what, where=where, why=f"{found}, this release reads {read}", command="install the release that wrote it"
-    )
+    return UnknownFormat(what, where=where, why=f"{found}, this release reads {read}")
 
 
 class StoreLocked(RewindError):
@@ -173,6 +179,8 @@ class RestoreMismatch(RewindError):
 
 class ChangelogDamaged(RewindError):
     """A changelog file or record is missing, truncated, or does not match its checksum."""
+
+    usual_command = "rewind verify <checkpoint>"
 
 
 class ChangelogUnavailable(RewindError):

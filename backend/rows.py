@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 from backend.chunks import is_str, is_text
 from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat, ValueInvalid, unknown_format
 from backend.keys import beside, joined, to_binary, to_keys
-from backend.store.staging import VERIFY
 
 FORMAT = 1
 _MAX_BATCH_BYTES = 2**30
@@ -58,11 +57,7 @@ def fixed_rows(values: Sequence[bytes], kind: np.dtype[np.void], version: int, w
     """
     data = b"".join(values)
     if not {*map(len, values)} <= {kind.itemsize} or data[:: kind.itemsize].count(version) != len(values):
-        raise UnknownFormat(
-            f"{what} has an unknown format",
-            why=f"known is format {version}, {kind.itemsize} bytes",
-            command="install the release that wrote it",
-        )
+        raise UnknownFormat(f"{what} has an unknown format", why=f"known is format {version}, {kind.itemsize} bytes")
     return np.frombuffer(data, kind)
 
 
@@ -247,7 +242,7 @@ class RowCodec:
 
 
 def _damaged(why: str) -> StateCorrupted:
-    return StateCorrupted("a row cannot be decoded", why=why, command=VERIFY)
+    return StateCorrupted("a row cannot be decoded", why=why)
 
 
 def _leaves(kind: pa.DataType, name: str) -> list[_Leaf]:

@@ -223,7 +223,6 @@ class Context(Generic[Spec, Runs]):
             raise UnknownFormat(
                 "what a context's state was made by is written in an unknown format",
                 why=f"it is format {row['format']!r}, known is {SPECIFICATION_FORMAT}",
-                command="install the release that wrote it",
             )
         stored, mine = row["operator"], self._specification()
         if "columns" not in stored:  # of before it was written down

@@ -111,9 +111,7 @@ def read(state: Readable, positions: Positions) -> dict[SourcePartition, Seen]:
     for stream, partition, first, value in zip(*(part.tolist() for part in places_of(keys)), values, strict=True):
         if value[:1] != bytes([FORMAT]):
             raise UnknownFormat(
-                "a run of offsets has an unknown format",
-                why=f"it is format {value[0]}, known is {FORMAT}",
-                command="install the release that wrote it",
+                "a run of offsets has an unknown format", why=f"it is format {value[0]}, known is {FORMAT}"
             )
         firsts.setdefault((stream, partition), []).append(first)
         lasts.setdefault((stream, partition), []).append(int.from_bytes(value[1:], "big") - 2**63)

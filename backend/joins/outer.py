@@ -23,7 +23,6 @@ from backend.joins.state import JoinLedger
 from backend.keys import fixed_bytes
 from backend.messages.keys import MESSAGES, clocked_keys, read_clocked
 from backend.store.protocol import Region
-from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import Mask
 
@@ -82,7 +81,7 @@ def show(
     found = work.get_many(wanted)
     if None in found:
         missing = wanted[found.index(None)].hex()
-        raise StateCorrupted("a message that waits for a partner is missing", where=missing, command=VERIFY)
+        raise StateCorrupted("a message that waits for a partner is missing", where=missing)
     return wanted, found, due[list(picked)]  # type: ignore[return-value]
 
 

@@ -176,9 +176,7 @@ def code_end(key: bytes, at: int) -> int:
 
 def undecodable(key: bytes, why: str) -> StateCorrupted:
     """Give the error for bytes that are not the code of what was asked for."""
-    return StateCorrupted(
-        "a key cannot be decoded", where=key[:64].hex(), why=why, command="rewind verify <checkpoint>"
-    )
+    return StateCorrupted("a key cannot be decoded", where=key[:64].hex(), why=why)
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

@@ -25,7 +25,6 @@ from backend.messages.layout import MessageLayout, Part
 from backend.messages.rows import Digests, MessageCodec, digests, scan_ranges, sorted_rows, total
 from backend.store.protocol import Readable, Region
 from backend.store.rows import StoreRows
-from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
 from backend.windows.micro_batch import Execution
@@ -122,7 +121,6 @@ class MessagesByKey(MessageCodec):
                 f"the messages of a {what} are not those that its metadata says",
                 where=starts[wrong].hex(),
                 why=f"{sizes[wrong]} messages, {counts[wrong]} expected",
-                command=VERIFY,
             )
         return found
 

@@ -37,7 +37,6 @@ from backend.keys import (
 )
 from backend.messages.layout import MessageLayout, Part
 from backend.store.protocol import Region
-from backend.store.staging import VERIFY
 
 OFFSET_BYTES = 14
 TIME_BYTES = 8
@@ -171,7 +170,7 @@ def _tails(keys: Sequence[bytes], width: int) -> npt.NDArray[np.uint8]:
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     if lengths.min() < width:
         bad = keys[int(lengths.argmin())]
-        raise StateCorrupted("a message key is too short", where=bad.hex(), why=f"{len(bad)} bytes", command=VERIFY)
+        raise StateCorrupted("a message key is too short", where=bad.hex(), why=f"{len(bad)} bytes")
     data = np.frombuffer(b"".join(keys), np.uint8)
     if lengths.min() == lengths.max():
         return data.reshape(len(keys), -1)[:, -width:]

@@ -22,7 +22,6 @@ from backend.messages.keys import MESSAGES, clock_range, message_keys, places_of
 from backend.messages.layout import TIME_FIRST
 from backend.messages.rows import MessageCodec, digest, scan_ranges
 from backend.store.protocol import Region
-from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs
 from backend.windows.columns.grouping import start_bytes
@@ -82,7 +81,7 @@ def take_out(execution: Execution, keys: Sequence[bytes], panes: Sequence[Pane])
     """
     for key, pane, value in zip(keys, panes, execution.work.get_many(keys), strict=True):
         if value is None:
-            raise StateCorrupted("a message that was accepted is not in the store", where=key.hex(), command=VERIFY)
+            raise StateCorrupted("a message that was accepted is not in the store", where=key.hex())
         lost = digest([key], [value])
         pane.count, pane.digest = pane.count - 1, (pane.digest - lost) % 2**64
         execution.ledger.count_stored(-1, -lost)

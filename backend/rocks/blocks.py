@@ -28,7 +28,6 @@ import pyarrow as pa
 import xxhash
 
 from backend.errors import StateCorrupted
-from backend.store.staging import VERIFY
 from backend.store.storage import storage
 
 _FOOTER = struct.Struct("<B40sIQ")
@@ -141,4 +140,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _damaged(path: Path, why: str) -> StateCorrupted:
-    return StateCorrupted("a file of the database is damaged", where=str(path), why=why, command=VERIFY)
+    return StateCorrupted("a file of the database is damaged", where=str(path), why=why)

@@ -10,7 +10,6 @@ from pathlib import Path
 import rocksdict
 
 from backend.errors import KeyInvalid, RewindError, StateCorrupted, StoreClosed, ValueInvalid
-from backend.store.staging import VERIFY
 from backend.store.storage import storage_failed
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -51,7 +50,7 @@ def translated(error: Exception, path: Path) -> Exception:
     if isinstance(error, KeyError | TypeError) or "strict ascending order" in text:
         return KeyInvalid("keys must be bytes, sorted where a file is written", where=str(path), why=text)
     if text.startswith("Corruption") or "No such file or directory" in text:
-        return StateCorrupted("the database cannot be read", where=str(path), why=text, command=VERIFY)
+        return StateCorrupted("the database cannot be read", where=str(path), why=text)
     if isinstance(error, OSError) and by_system:
         return storage_failed(error, str(path))
     if "IO error" in text or own:

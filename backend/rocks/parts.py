@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from backend.errors import StateCorrupted, unknown_format
-from backend.store.staging import VERIFY
 
 MAGIC = b"RWPARTS."
 FORMAT = 1
@@ -65,9 +64,7 @@ def part_lengths(path: Path) -> list[int]:
     lengths = list(table.unpack(found)) if len(found) == table.size else []
     if not lengths or sum(lengths) + table.size + _TAIL.size != whole:
         why = f"parts of {lengths} bytes in a file of {whole}"
-        raise StateCorrupted(
-            "a staged file's parts are not as long as it says", where=str(path), why=why, command=VERIFY
-        )
+        raise StateCorrupted("a staged file's parts are not as long as it says", where=str(path), why=why)
     return lengths
 
 

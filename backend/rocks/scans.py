@@ -19,7 +19,6 @@ from rocksdict import ReadOptions
 
 from backend.errors import StateCorrupted, StoreClosed
 from backend.rocks.errors import Named
-from backend.store.staging import VERIFY
 
 
 class Scan(Iterator[tuple[bytes, bytes]]):
@@ -92,4 +91,4 @@ def check_ended(probe: rocksdict.RdictIter, last: bytes | None, start: bytes, pa
             return
     finally:
         del probe
-    raise StateCorrupted("a scan stopped before its end", where=str(path), why=f"after {last!r}", command=VERIFY)
+    raise StateCorrupted("a scan stopped before its end", where=str(path), why=f"after {last!r}")

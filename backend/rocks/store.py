@@ -30,7 +30,7 @@ from backend.rocks.scans import Scan, check_ended, until
 from backend.store.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
 from backend.store.protocol import Changes, Seen, Staged, nothing, unseen
 from backend.store.rows import StoreRows
-from backend.store.staging import VERIFY, sync, verify
+from backend.store.staging import sync, verify
 from backend.store.storage import storage
 
 log = logging.getLogger("rewind.store")
@@ -86,7 +86,7 @@ class RocksStore:
                 fresh, left = False, []
         if any(left) or (left and not make):
             # RocksDB would make a new, empty database over the files of the old one
-            raise StateCorrupted("the database's CURRENT file is missing", where=str(path), command=VERIFY)
+            raise StateCorrupted("the database's CURRENT file is missing", where=str(path))
         if fresh and not make:
             raise StateUnavailable(
                 "there is no store here", where=str(path), command="rewind restore <checkpoint> <module:function>"
@@ -304,7 +304,7 @@ class RocksStore:
             try:
                 check_blocks(path)
             except FileNotFoundError as error:
-                raise StateCorrupted("a file of the database is missing", where=str(path), command=VERIFY) from error
+                raise StateCorrupted("a file of the database is missing", where=str(path)) from error
 
     def property(self, name: str) -> str | None:
         """Give one of RocksDB's own properties, such as `rocksdb.estimate-num-keys`; None when it has no such."""

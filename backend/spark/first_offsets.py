@@ -57,6 +57,5 @@ def known_positions(checkpoint: str, number: int) -> dict[TopicPartition, int] |
             "the first offsets of a source have an unknown format",
             where=f"{checkpoint}/{folder}/0",
             why=f"it begins with {data[:8]!r}, not {HEAD!r}",
-            command="install the release that wrote it",
         )
     return positions_in(data[len(HEAD) :].decode())

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from backend.errors import StateCorrupted
 from backend.store.protocol import Readable
-from backend.store.staging import VERIFY
 
 
 def get_present(state: Readable, keys: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -28,5 +27,5 @@ def get_all(state: Readable, keys: Sequence[bytes], missing: str) -> list[bytes]
     """
     values = state.get_many(keys)
     if None in values:
-        raise StateCorrupted(missing, where=keys[values.index(None)].hex(), command=VERIFY)
+        raise StateCorrupted(missing, where=keys[values.index(None)].hex())
     return values  # type: ignore[return-value]

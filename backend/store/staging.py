@@ -48,14 +48,10 @@ def verify(staged: Staged) -> None:
         with storage(str(staged.path)):
             length, digest = file_digest(staged.path)
     except FileNotFoundError as error:
-        raise StateCorrupted("a staged file is missing", where=str(staged.path), command=VERIFY) from error
+        raise StateCorrupted("a staged file is missing", where=str(staged.path)) from error
     if length != staged.length:
         why = f"{length} bytes, {staged.length} were committed"
-        raise StateCorrupted("a staged file has the wrong length", where=str(staged.path), why=why, command=VERIFY)
+        raise StateCorrupted("a staged file has the wrong length", where=str(staged.path), why=why)
     if digest != staged.digest:
         why = f"digest {digest}, {staged.digest} was committed"
-        raise StateCorrupted("a staged file does not match its digest", where=str(staged.path), why=why, command=VERIFY)
-
-
-VERIFY = "rewind verify <checkpoint>"
-"""The command that finds out what a damaged shard needs."""
+        raise StateCorrupted("a staged file does not match its digest", where=str(staged.path), why=why)

@@ -15,7 +15,6 @@ import numpy as np
 from backend.batch import NO_TIME
 from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat
 from backend.store.protocol import Readable, Region
-from backend.store.staging import VERIFY
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.policies import Policies
 
@@ -158,7 +157,7 @@ def decode_row(
         row = decoder.decode(data)
     except UNDECODABLE as error:
         _check_format(data, known, what)
-        raise StateCorrupted(f"{what} cannot be decoded", why=str(error), command=VERIFY) from error
+        raise StateCorrupted(f"{what} cannot be decoded", why=str(error)) from error
     if getattr(row, "format", known) not in (known, *older):
         _check_format(data, known, what)
     return row
@@ -168,11 +167,7 @@ def _check_format(data: bytes, known: int, what: str) -> None:
     try:
         found = msgspec.msgpack.decode(data)
     except UNDECODABLE as error:
-        raise StateCorrupted(f"{what} cannot be decoded", why=str(error), command=VERIFY) from error
+        raise StateCorrupted(f"{what} cannot be decoded", why=str(error)) from error
     version = found[0] if isinstance(found, list) and found else found
     if version != known:
-        raise UnknownFormat(
-            f"{what} has an unknown format",
-            why=f"it starts with {version!r}, known is {known}",
-            command="install the release that wrote it",
-        )
+        raise UnknownFormat(f"{what} has an unknown format", why=f"it starts with {version!r}, known is {known}")

@@ -167,11 +167,7 @@ def start_offsets(work: Workspace) -> dict[SourcePartition, int]:
         work.replace_keys(set(), index_keys(all_panes(work)))
         work.put(_INDEX, bytes([INDEX_FORMAT]))
     elif known != bytes([INDEX_FORMAT]):
-        raise UnknownFormat(
-            "the index of panes has an unknown format",
-            why=f"it is {known!r}, known is {INDEX_FORMAT}",
-            command="install the release that wrote it",
-        )
+        raise UnknownFormat("the index of panes has an unknown format", why=f"it is {known!r}, known is {INDEX_FORMAT}")
     found: dict[SourcePartition, int] = {}
     start, end = _INDEX + b"\x00", bytes([_INDEX[0], _INDEX[1] + 1])
     while (row := next(iter(work.scan(start, end)), None)) is not None:

@@ -295,5 +295,4 @@ def read_history(shard: int, commit: Commit, load: Callable[[Commit], tuple[LogR
         "the lineage of a commit cannot be followed",
         where=f"shard {shard}, commit {at.name}",
         why=f"no base within {MAX_CHAIN} commits, or a parent that is not older than its child",
-        command="rewind verify <checkpoint>",
     )

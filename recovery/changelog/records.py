@@ -35,7 +35,6 @@ from backend.chunks import one_chunk
 from backend.errors import UNDECODABLE, ChangelogDamaged, StateCorrupted, unknown_format
 from backend.store.layers import increasing
 from backend.store.protocol import UNLOGGED, Changes, region_range, region_slice
-from backend.store.staging import VERIFY
 from recovery.commit.pointer import Commit, CommitRecord, decode_record, encode_record
 
 MAGIC = b"RWCL"
@@ -246,13 +245,13 @@ def check_commit(record: CommitRecord, shard: int, commit: Commit, where: str) -
 
 def damaged(where: str, why: str) -> ChangelogDamaged:
     """Name a record that is not what was written."""
-    return ChangelogDamaged("a changelog record is damaged", where=where, why=why, command=VERIFY)
+    return ChangelogDamaged("a changelog record is damaged", where=where, why=why)
 
 
 def missing(where: str) -> ChangelogDamaged:
     """Name a record that a lineage needs, and that is not there."""
     why = "a commit of the lineage names it, and no base stands in for it"
-    return ChangelogDamaged("a changelog record is missing", where=where, why=why, command=VERIFY)
+    return ChangelogDamaged("a changelog record is missing", where=where, why=why)
 
 
 def _batch(keys: Sequence[bytes], values: Sequence[bytes | None]) -> pa.RecordBatch:

@@ -256,9 +256,7 @@ def decode_record(data: bytes, *, where: str = "the commit row") -> CommitRecord
         if version == FORMAT:
             return _record_decoder.decode(data)
     except UNDECODABLE as error:
-        raise StateCorrupted(
-            "a commit record cannot be decoded", where=where, why=str(error), command="rewind verify <checkpoint>"
-        ) from error
+        raise StateCorrupted("a commit record cannot be decoded", where=where, why=str(error)) from error
     raise unknown_format("a commit record has an unknown format", f"format {version!r}", FORMAT, where)
 
 

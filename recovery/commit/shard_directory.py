@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.errors import UNDECODABLE, StateCorrupted, StorageFailed, StoreLocked, UnknownFormat, unknown_format
-from backend.store.staging import VERIFY, sync
+from backend.store.staging import sync
 from backend.store.storage import storage
 from recovery.commit.pointer import Commit
 from recovery.files import TEMPORARY, LocalFiles, make_directory
@@ -169,11 +169,11 @@ class ShardDirectory:
         except (*UNDECODABLE, StorageFailed) as error:
             if isinstance(error, StorageFailed) and not error.unreadable:
                 raise
-            raise StateCorrupted(f"{file} cannot be read", where=str(path), why=str(error), command=VERIFY) from error
+            raise StateCorrupted(f"{file} cannot be read", where=str(path), why=str(error)) from error
         if written != FORMAT:
             raise unknown_format(f"{file} has an unknown format", repr(written), FORMAT, str(path))
         if not isinstance(name, str) or len(name) != 32 or not name.isalnum():
-            raise StateCorrupted(f"{file} does not name a generation", where=str(path), why=repr(name), command=VERIFY)
+            raise StateCorrupted(f"{file} does not name a generation", where=str(path), why=repr(name))
         return name
 
     def new_generation(self) -> Generation:

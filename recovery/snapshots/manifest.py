@@ -13,7 +13,6 @@ import msgspec
 import xxhash
 
 from backend.errors import UNDECODABLE, StateCorrupted, unknown_format
-from backend.store.staging import VERIFY
 from recovery.commit.pointer import Commit
 
 FORMAT = 1
@@ -142,7 +141,7 @@ def _plain(name: str) -> bool:
 
 def damaged(where: str, why: str) -> StateCorrupted:
     """Make the error of a snapshot that cannot be used."""
-    return StateCorrupted("a snapshot cannot be used", where=where, why=why, command=VERIFY)
+    return StateCorrupted("a snapshot cannot be used", where=where, why=why)
 
 
 def differs(where: str, file: PackedFile, found: tuple[int, str]) -> StateCorrupted:

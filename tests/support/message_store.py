@@ -26,7 +26,6 @@ from backend.messages.layout import MessageLayout, Part
 from backend.messages.rows import delete_messages, expire_messages, find_messages, sorted_rows
 from backend.rows import RowCodec
 from backend.store.protocol import Readable
-from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 
 
@@ -175,9 +174,7 @@ def _read_indexed(
     keys = sorted(key for row in index if (key := MESSAGES + row[1 + width :]).startswith(prefix))
     values = store.get_many(keys)
     if None in values:
-        raise StateCorrupted(
-            "an index row has no message", where=keys[values.index(None)].hex(), why="message missing", command=VERIFY
-        )
+        raise StateCorrupted("an index row has no message", where=keys[values.index(None)].hex(), why="message missing")
     return keys, values  # type: ignore[return-value]
 
 

@@ -17,7 +17,7 @@ from backend.store.bounds import FORMAT_KEY, check_format, rows_of
 from backend.store.memory import MemoryStore
 from backend.store.protocol import FORMAT, Changes, Seen, Staged, nothing, unseen
 from backend.store.rows import StoreRows
-from backend.store.staging import VERIFY, seal, verify
+from backend.store.staging import seal, verify
 
 _CHECKPOINT = "rows.msgpack"
 _File = tuple[int, list[bytes], list[bytes | None]]
@@ -100,8 +100,6 @@ def _read(path: Path) -> tuple[list[bytes], Sequence[bytes | None]]:
     try:
         version, keys, values = msgspec.msgpack.decode(path.read_bytes(), type=_File)
     except (*UNDECODABLE, FileNotFoundError) as error:
-        raise StateCorrupted(
-            "a file of a store in memory cannot be read", where=str(path), why=str(error), command=VERIFY
-        ) from error
+        raise StateCorrupted("a file of a store in memory cannot be read", where=str(path), why=str(error)) from error
     check_format(str(version).encode(), str(path))
     return keys, values

@@ -33,7 +33,6 @@ from backend.sources.kafka_reader import TOGETHER, KafkaStreamReader, Piece, Pie
 from backend.spark.pack.assembling import Packed, assemble
 from backend.spark.pack.pack_input import PackInput, pack_input
 from backend.spark.pack.packing import PackPlan, pack
-from backend.store.staging import VERIFY
 from recovery.changelog.kafka import reader as changelog_reader
 from recovery.changelog.kafka.reader import PartitionReader
 
@@ -454,7 +453,7 @@ def test_a_client_that_loses_its_place_in_the_changelog_behind_a_damaged_batch_s
     monkeypatch.setattr(changelog_reader, "STALLED_S", 0.1)
     with pytest.raises(ChangelogDamaged) as caught:
         reader._read(1, 0, 6, lambda *_: None)
-    assert (caught.value.why, caught.value.command) == ("failed CRC", VERIFY)
+    assert (caught.value.why, caught.value.command) == ("failed CRC", "rewind verify <checkpoint>")
     came = iter([[damaged], [Message(1)], [lost]])
     with pytest.raises(KafkaException):  # messages have come since
         reader._read(1, 0, 6, lambda *_: None)

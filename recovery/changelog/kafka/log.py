@@ -474,9 +474,7 @@ class KafkaChangelog:
 
     def _gone(self, shard: int, offset: int) -> ChangelogDamaged:
         where = self._location(shard, offset)
-        return ChangelogDamaged(
-            "a changelog record is no longer there", where=where, command="rewind verify <checkpoint>"
-        )
+        return ChangelogDamaged("a changelog record is no longer there", where=where)
 
     def _decoded(self, shard: int, stored: Stored, data: bytes) -> LogRecord:
         where = self._location(shard, stored.first)
