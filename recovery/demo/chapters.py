@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from pyarrow.dataset import dataset
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from recovery.demo.disaster import strike, take_disk
-from recovery.demo.job import ARCHIVE, CHECKPOINT, ERRORS, LOCAL, RESULTS
-from recovery.demo.proof import Proof, prove
-from recovery.demo.session import environment
+from recovery.demo.disaster import take_disk
+from recovery.demo.job import FORGETFUL, JOB, SERVERS
+from recovery.demo.proof import ARCHIVE, ERRORS, RESULTS, Proof, prove
+from recovery.demo.session import SPARK, WORKERS
 from recovery.drill.damage import lose_disk
 from recovery.drill.flights import make_archive
-from recovery.drill.process import kill
+from recovery.drill.job import DATA, LOCAL, OFFSETS
+from recovery.drill.process import Event, Runner, environment, strike
 from recovery.files import empty_own
 from recovery.inspect.screen import plain
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 HOUR_MS = 3_600_000
 RETENTION_MS = 120 * 24 * HOUR_MS
 DEFAULT_OFFSETS = 3_000
+MASTER = "local[2]"
+PACE = "1 second"
+"""Between micro-batches of a run in which disks are lost: the whole year would be over before one is restored."""
 LOST = 0
 """The shard that loses its disk while the query runs."""
 
@@ -52,6 +55,7 @@ class Observed:
         queued: Micro-batches that the lost shard queued meanwhile.
         others: Rows that the other shards published in those.
         failed: What ended the job.
+        ended: Whether it came to its end.
     """
 
     micro_batches: int = 0
@@ -63,6 +67,7 @@ class Observed:
     queued: int = 0
     others: int = 0
     failed: str = ""
+    ended: bool = False
 
 
 class Failed(Exception):
@@ -77,10 +82,20 @@ class Demo:
         console: Where it is told.
         days: Of 2013; None for the whole year.
         offsets: Bound on the offsets per airport in a micro-batch.
+        servers: Of the broker that has the topic, which is filled while the job first runs, and the changelog; empty:
+            both are files.
     """
 
-    def __init__(self, out: Path, console: Console, *, days: int | None = None, offsets: int = DEFAULT_OFFSETS) -> None:
-        self.out, self.console, self.days, self.offsets = out, console, days, offsets
+    def __init__(
+        self,
+        out: Path,
+        console: Console,
+        *,
+        days: int | None = None,
+        offsets: int = DEFAULT_OFFSETS,
+        servers: str = "",
+    ) -> None:
+        self.out, self.console, self.days, self.offsets, self.servers = out, console, days, offsets, servers
         self.observed = Observed()
         self.expected = 0
 
@@ -103,11 +118,11 @@ class Demo:
         Raises:
             Failed: The job ended before, or stopped for the shard.
         """
-        with self._process("first") as process:
-            events = self._events(process)
-            behind = self._lose_a_disk(process.pid, events)
-            version = strike(process.pid, self.out / LOCAL, self.out / CHECKPOINT, max(behind + 1, self.expected // 2))
-            for event in events:
+        options = {"trigger": PACE, "until": None if self.servers else "end"}
+        with self._job("first", options) as job:
+            behind = self._lose_a_disk(job)
+            version = strike(job, self.out, max(behind + 1, self.expected // 2), "inside")
+            for event in job.events():
                 self._take(event)
         if version is None:
             raise Failed(self.observed.failed or "the job ended before the disaster")
@@ -117,16 +132,16 @@ class Demo:
             f" local state deleted, {lost / 1e6:.1f} MB"
         )
 
-    def _lose_a_disk(self, pid: int, events: Iterator[dict[str, Any]]) -> int:
+    def _lose_a_disk(self, job: Runner) -> int:
         """Take a shard's disk a quarter of the way, and wait until it has caught up; give the micro-batch of that."""
         run, lost_in = "", -1
-        for event in events:
+        for event in job.events():
             match event["event"]:
                 case "started":
                     run = event["run"]
-                case "micro_batch" if lost_in < 0 and event["version"] >= self.expected // 4:
+                case "progress" if lost_in < 0 and event["version"] >= self.expected // 4:
                     [shard] = (self.out / LOCAL).glob(f"*/{LOST}")
-                    bytes_lost = take_disk(pid, shard)
+                    bytes_lost = take_disk(job, shard)
                     lost_in = event["version"]
                     self.say(
                         f"loss: after micro-batch {lost_in} the disk of shard {LOST} is taken under the running query,"
@@ -176,10 +191,10 @@ class Demo:
             Failed: The job failed.
         """
         self.observed.failed = ""
-        with self._process("second", "--break-restore" if break_restore else None) as process:
-            self._follow(process)
-        if self.observed.failed or process.returncode != 0:
-            raise Failed(self.observed.failed or f"the job ended with exit code {process.returncode}")
+        with self._job("second", {}, {FORGETFUL: "yes"} if break_restore else {}) as job:
+            self._follow(job)
+        if not self.observed.ended:
+            raise Failed(self.observed.failed or f"the job ended with exit code {job.process.returncode}")
 
     def prove(self, spark: SparkSession | None = None) -> Proof:
         """Recompute everything; in a process of its own unless a session is given.
@@ -194,7 +209,7 @@ class Demo:
         command = [sys.executable, "-m", "recovery.demo.proof", str(self.out), str(HOUR_MS), str(RETENTION_MS)]
         with (self.out / "proof.log").open("w") as log:
             done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(), check=False
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(WORKERS), check=False
             )
         if done.returncode != 0:
             raise Failed("the recomputation failed")
@@ -206,34 +221,24 @@ class Demo:
         self.console.print(plain(text), soft_wrap=True)
 
     @contextmanager
-    def _process(self, name: str, option: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    def _job(self, name: str, options: Mapping[str, object], env: Mapping[str, str] | None = None) -> Iterator[Runner]:
         """Run the job; whatever happens here, none of its processes stays behind."""
-        command = [sys.executable, "-m", "recovery.demo.job", "--out", str(self.out), "--offsets", str(self.offsets)]
-        command += ["--paced"] if name == "first" else []
-        command += [*self._arguments(name), *([option] if option is not None else [])]
-        with (self.out / f"job-{name}.log").open("w") as log:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment())
-        with process:
-            try:
-                yield process
-            except BaseException:
-                kill(process.pid)
-                raise
+        given = {**WORKERS, DATA: str(self.out / ARCHIVE), OFFSETS: str(self.offsets), SERVERS: self.servers}
+        log, order = self.out / f"job-{name}.log", self.out / "order"
+        job = Runner(JOB, MASTER, {**given, **(env or {})}, log, order, SPARK)
+        try:
+            places = {"results": str(self.out / RESULTS), "errors": str(self.out / ERRORS)}
+            job.ask(out=str(self.out), as_it_is=True, options={**places, **options})
+            yield job
+        except BaseException:
+            job.kill()
+            raise
+        finally:
+            job.close()
 
-    def _arguments(self, name: str) -> list[str]:
-        """Give more arguments for the job's first or second run."""
-        return []
-
-    @staticmethod
-    def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
-
-    def _take(self, event: dict[str, Any]) -> None:
+    def _take(self, event: Event) -> None:
         match event["event"]:
-            case "micro_batch":
+            case "progress":
                 self.observed.micro_batches = max(self.observed.micro_batches, event["version"] + 1)
             case "restored":
                 self.observed.restores += 1
@@ -242,16 +247,18 @@ class Demo:
                     self.observed.replayed += event["records"]
             case "failed":
                 self.observed.failed = event["error"]
+            case "ended":
+                self.observed.ended = True
 
-    def _follow(self, process: subprocess.Popen[str]) -> None:
+    def _follow(self, job: Runner) -> None:
         columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total}")]
         plain = not self.console.is_terminal
         with Progress(*columns, TimeElapsedColumn(), console=self.console, disable=plain, transient=True) as progress:
             bar = progress.add_task("micro-batches", total=self.expected + 1)
-            for event in self._events(process):
+            for event in job.events():
                 self._take(event)
                 match event["event"]:
-                    case "micro_batch":
+                    case "progress":
                         progress.update(bar, completed=event["version"] + 1)
                         if plain:
                             self.say(f"  micro-batch {event['version']}: {event['rows']:,} messages since the restart")

@@ -37,7 +37,7 @@ class KafkaDemo(Demo):
     """
 
     def __init__(self, out: Path, console: Console, *, days: int | None, offsets: int, settings: KafkaSettings) -> None:
-        super().__init__(out, console, days=days, offsets=offsets)
+        super().__init__(out, console, days=days, offsets=offsets, servers=settings.servers)
         self._settings = settings
         self._producing: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -77,6 +77,3 @@ class KafkaDemo(Demo):
             produce(self._settings, TOPIC, rows, per_second=PER_SECOND)
         except Exception as error:  # raised by `restart`, in the thread that waits
             self._failure = error
-
-    def _arguments(self, name: str) -> list[str]:
-        return ["--servers", self._settings.servers, *(["--live"] if name == "first" else [])]

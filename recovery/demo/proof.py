@@ -25,6 +25,9 @@ from recovery.inspect.user_job import session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+ARCHIVE, RESULTS, ERRORS = "departures", "windows", "errors"
+"""Directories below the demo's output directory."""
+
 _MESSAGES = """
 SELECT partition, offset, origin, delay, t, t - pmod(t, {size}) AS start, t - pmod(t, {size}) + {size} AS stop,
        max(t) OVER (PARTITION BY partition ORDER BY offset ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
@@ -206,9 +209,7 @@ def main() -> int:
     out = Path(sys.argv[1])
     size_ms, retention_ms = int(sys.argv[2]), int(sys.argv[3])
     with session(conf=SPARK) as spark:
-        proof = prove(
-            spark, out / "departures", out / "windows", out / "errors", size_ms=size_ms, retention_ms=retention_ms
-        )
+        proof = prove(spark, out / ARCHIVE, out / RESULTS, out / ERRORS, size_ms=size_ms, retention_ms=retention_ms)
     print(json.dumps(asdict(proof)), flush=True)
     return 0
 

@@ -1,10 +1,10 @@
 """The runs of a drill, in a process of their own that `recovery.drill.drill` starts, tells what to run, and kills.
 
 It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "alternate": ...,
-"zombie": ..., "as_it_is": ...}`. What happens is told on standard output, likewise, with the time since the epoch:
-`launched`, `ready` (Spark is up), then per run `begun`, `aged` (where its sources begin now), `started`, `progress`,
-`restoring`, `suspended`, `restored`, `fetched` (a task took its shard's state from snapshots, which is no restore),
-`ended` or `failed`, and `idle`.
+"zombie": ..., "as_it_is": ..., "options": ...}`. What happens is told on standard output, likewise, with the time since
+the epoch: `launched`, `ready` (Spark is up), then per run `begun`, `aged` (where its sources begin now), `started`,
+`progress`, `restoring`, `suspended`, `restored`, `fetched` (a task took its shard's state from snapshots, which is no
+restore), `adopted` (a shard that queued its input has caught up), `ended` or `failed`, and `idle`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -220,7 +221,15 @@ def of_the_drill(pipeline: Pipeline) -> Pipeline:
     return pipeline.options(changelog=None, snapshots="off", standby=0, queue_bytes=None, name=None)
 
 
-def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = False, alternate: bool = False) -> None:
+def run(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    out: Path,
+    *,
+    hosts: bool = False,
+    alternate: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> None:
     """Run the job to the end of what its sources hold, telling of progress.
 
     Args:
@@ -229,30 +238,29 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = Fal
         out: The run's directory.
         hosts: Executors have a disk each, and take shards from each other.
         alternate: There are two of them, and each runs every other micro-batch alone.
+        options: Of the query's start, before those that are chosen here.
     """
     alternating = Alternation(spark, out / ALTERNATION) if alternate else None
     output: dict[str, Any] = {"results": out / RESULTS, "errors": out / ERRORS}
     if alternating is not None:
         output = {"sink": AlternatingSink(out / RESULTS, out / ERRORS, alternating)}
     own_disks: dict[str, Any] = {"local_dir": f"$SPARK_EXECUTOR_DIRS/{LOCAL}", "snapshots": SNAPSHOT_EVERY}
-    query = pipeline.start(
-        spark,
-        checkpoint=out / CHECKPOINT,
-        **output,
-        until="end",
-        trigger="0 seconds",
-        listeners=(Teller(),),
-        **(own_disks if hosts else {"local_dir": out / LOCAL}),
-    )
+    disks = own_disks if hosts else {"local_dir": out / LOCAL}
+    chosen = {**output, **disks, "until": "end", "trigger": "0 seconds", **(options or {})}
+    query = pipeline.start(spark, checkpoint=out / CHECKPOINT, listeners=(Teller(),), **chosen)
     run = str(query.query.runId)
     tell("started", run=run)
-    seen, ended = -1, False
+    seen, adopted, ended = -1, 0, False
     try:
         while not ended:
             ended = query.await_termination(0.05)
-            if query.progress.version > seen:
-                seen = query.progress.version
-                tell("progress", version=seen, rows=query.progress.rows, results=query.progress.results)
+            progress = query.progress
+            if progress.version > seen:
+                seen = progress.version
+                tell("progress", version=seen, rows=progress.rows, results=progress.results)
+            if progress.adopted > adopted:
+                adopted = progress.adopted
+                tell("adopted", version=seen, run=str(query.query.runId), restores=progress.restores)
     finally:
         if alternating is not None:
             alternating.end()
@@ -308,8 +316,10 @@ def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
             pipeline = aged(pipeline, float(asked["aged"]))
             left = {key: first for side in pipeline.streams for key, (first, _) in side.source.offsets(spark).items()}
             tell("aged", left={f"{topic} partition {number}": first for (topic, number), first in left.items()})
-        run(spark, pipeline, out, hosts=bool(asked.get("hosts")), alternate=bool(asked.get("alternate")))
+        how = {"hosts": bool(asked.get("hosts")), "alternate": bool(asked.get("alternate"))}
+        run(spark, pipeline, out, **how, options=asked.get("options"))
     except Exception as error:
+        traceback.print_exc()  # to the log; the parent says one line
         tell("failed", error=said(error))
     finally:
         for query in spark.streams.active:

@@ -59,16 +59,7 @@ class Runner:
         command = [sys.executable, "-m", "recovery.drill.job", "--job", job, "--master", master]
         for name, value in (conf or {}).items():
             command += ["--conf", f"{name}={value}"]
-        root = str(ROOT)
-        given = os.pathsep.join([env.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")])
-        paths = [*filter(None, given.split(os.pathsep)), root, str(Path.cwd())]
-        whole = {
-            **os.environ,
-            **env,
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-            "PYTHONUNBUFFERED": "1",
-            "REWIND_KILL": str(order),
-        }
+        whole = environment({**env, "REWIND_KILL": str(order)})
         self.order = order
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._idle = threading.Event()
@@ -143,6 +134,13 @@ class Runner:
         self.process.stdout.close()
 
 
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with some of it changed, for a process that is to find both packages."""
+    known = os.pathsep.join([given.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")])
+    paths = [*filter(None, known.split(os.pathsep)), str(ROOT), str(Path.cwd())]
+    return {**os.environ, **given, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+
+
 def _event(line: str) -> Event | None:
     """Return what a line tells; None where it is something else, such as a library's warning."""
     try:
@@ -168,7 +166,7 @@ def strike(runner: Runner, out: Path, at: int, how: str) -> int | None:
     Raises:
         TimeoutError: It never came to the place.
     """
-    if how == "between" and not _hold(
+    if how == "between" and not seize(
         runner, lambda: _committed(out, max(0, at - BEFORE)), lambda: shutil.copytree(out / LOCAL, out / OLD)
     ):
         return None
@@ -182,12 +180,12 @@ def strike(runner: Runner, out: Path, at: int, how: str) -> int | None:
             version += 1
         return inside(out / LOCAL, version)
 
-    return version if _hold(runner, there, runner.kill) else None
+    return version if seize(runner, there, runner.kill) else None
 
 
 def strike_restore(runner: Runner) -> bool:
     """Kill a job as soon as one of its workers has died by order; False when it ended by itself."""
-    return _hold(runner, taken(runner.order).exists, runner.kill)
+    return seize(runner, taken(runner.order).exists, runner.kill)
 
 
 def strike_host(runner: Runner, out: Path, disks: Path, at: int) -> int | None:
@@ -219,7 +217,7 @@ def strike_host(runner: Runner, out: Path, disks: Path, at: int) -> int | None:
         each(family_of(executor.pid) if executor is not None else [], "kill")
         shutil.rmtree(found[0] / LOCAL, ignore_errors=True)
 
-    return version if _hold(runner, there, lose) else None
+    return version if seize(runner, there, lose) else None
 
 
 def executors(family: Sequence[psutil.Process]) -> dict[str, psutil.Process]:
@@ -233,7 +231,7 @@ def executors(family: Sequence[psutil.Process]) -> dict[str, psutil.Process]:
     return found
 
 
-def _hold(runner: Runner, there: Callable[[], bool], do: Callable[[], object]) -> bool:
+def seize(runner: Runner, there: Callable[[], bool], do: Callable[[], object]) -> bool:
     """Wait for something, stop all processes, and do something if it is still so; False when the job ended first."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:

@@ -36,7 +36,8 @@ from backend.sources.kafka_fetch import fetch
 from backend.sources.kafka_watch import check_end
 from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.cli import app
-from recovery.demo.session import environment
+from recovery.demo.session import WORKERS
+from recovery.drill.process import environment
 from recovery.killpoints import order
 from recovery.testing.broker import LocalBroker, answers
 from recovery.testing.events import Topics
@@ -205,7 +206,13 @@ def test_a_job_over_sasl_and_tls_killed_after_publishing_restores_and_tells_no_s
         log = tmp_path / f"{name}.log"
         with log.open("wb") as out:
             done = subprocess.run(
-                command, stdout=out, stderr=out, env=environment() | secrets | more, cwd=ROOT, timeout=280, check=False
+                command,
+                stdout=out,
+                stderr=out,
+                env=environment(WORKERS) | secrets | more,
+                cwd=ROOT,
+                timeout=280,
+                check=False,
             )
         return done.returncode, log.read_text()
 

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pyspark
 
-from recovery.demo.session import environment
-from recovery.drill.process import Runner, executors, kill
+from recovery.demo.session import WORKERS
+from recovery.drill.process import Runner, environment, executors, kill
 from tests.support.waiting import until
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -50,7 +50,7 @@ class Cluster:
         self.path, self.hosts, self.memory = path, hosts, memory
         self.disks = path / "hosts"
         self.environment = {
-            **environment(),
+            **environment(WORKERS),
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_LOCAL_IP": "127.0.0.1",

@@ -104,5 +104,5 @@ def test_a_run_that_does_not_come_to_its_place_is_ended(monkeypatch: pytest.Monk
             killed.append("all of it")
 
     with pytest.raises(TimeoutError, match="did not happen within"):
-        process._hold(Slow(), lambda: False, lambda: None)  # type: ignore[arg-type]
+        process.seize(Slow(), lambda: False, lambda: None)  # type: ignore[arg-type]
     assert killed == ["all of it"]
