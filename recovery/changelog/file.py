@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 from backend.errors import ChangelogDamaged, ManifestMismatch, RewindError, StorageFailed, UnknownFormat
@@ -158,16 +157,14 @@ class FileChangelog:
 
         A damaged base does not end it while the deltas before it are still there; `History.notes` tells.
         """
-        present = self.files.list(str(shard))
-        notes: list[str] = []
-        return replace(read_history(shard, commit, partial(self._load, shard, present, notes)), notes=tuple(notes))
+        return read_history(shard, commit, partial(self._load, shard, self.files.list(str(shard))))
 
     def record(self, shard: int, commit: Commit) -> CommitRecord:
         """Read a commit's delta, or its base."""
         try:
-            return self._read(shard, commit, Kind.DELTA)[0].record
+            return self._read(shard, commit, Kind.DELTA).record
         except (ChangelogDamaged, UnknownFormat):
-            return self._read(shard, commit, Kind.BASE)[0].record
+            return self._read(shard, commit, Kind.BASE).record
 
     def entries(self, shard: int) -> Sequence[Entry]:
         """List a shard's files; names that are not ours are left out."""
@@ -218,7 +215,7 @@ class FileChangelog:
     def _owners(self) -> set[str]:
         return {name.removeprefix(OWNER) for name in self.files.list() if name.startswith(OWNER)}
 
-    def _load(self, shard: int, present: dict[str, int], notes: list[str], commit: Commit) -> tuple[LogRecord, int]:
+    def _load(self, shard: int, present: dict[str, int], commit: Commit, notes: list[str]) -> LogRecord:
         base, delta = f"{commit.name}.base", f"{commit.name}.delta"
         if base in present:
             try:
@@ -229,7 +226,7 @@ class FileChangelog:
                 notes.append(f"went on without a base: {error}")
         return self._read(shard, commit, Kind.DELTA)
 
-    def _read(self, shard: int, commit: Commit, kind: Kind) -> tuple[LogRecord, int]:
+    def _read(self, shard: int, commit: Commit, kind: Kind) -> LogRecord:
         name = _name(shard, commit, kind)
         where = f"{self.files.uri}/{name}"
         try:
@@ -238,7 +235,7 @@ class FileChangelog:
             raise missing(where) from error
         link = decode(data, where)
         check_commit(link.record, shard, commit, where)
-        return link, len(data)
+        return link
 
     def _header(self, shard: int, commit: Commit, kind: Kind) -> CommitRecord:
         name = _name(shard, commit, kind)

@@ -37,14 +37,12 @@ class History:
         record: The commit's record: positions, bounds, where to replay from, what to find then.
         keys: large_binary, strictly increasing, nothing below the bounds, no unlogged regions.
         values: large_binary, as long as `keys`, no nulls.
-        read_bytes: Bytes read from the changelog.
         notes: What was damaged and could be done without, one sentence each; empty when all was sound.
     """
 
     record: CommitRecord
     keys: pa.LargeBinaryArray
     values: pa.LargeBinaryArray
-    read_bytes: int
     notes: tuple[str, ...] = ()
 
     @property
@@ -265,29 +263,27 @@ def verify_lineage(read: Callable[[], object], wrong: list[RewindError]) -> list
     return wrong
 
 
-def read_history(shard: int, commit: Commit, load: Callable[[Commit], tuple[LogRecord, int]]) -> History:
+def read_history(shard: int, commit: Commit, load: Callable[[Commit, list[str]], LogRecord]) -> History:
     """Follow a lineage and put it together: shared by every implementation of `Changelog.read`.
 
     Args:
         shard: The shard.
         commit: Where to begin.
-        load: Gives a commit's record (its base where there is one, else its delta) and the bytes read for it;
+        load: Gives a commit's record (its base where there is one, else its delta), and adds to `History.notes`;
             raises `ChangelogDamaged` when there is none.
 
     Raises:
         ChangelogDamaged: Versions do not fall along the parents, or the chain does not end.
     """
-    chain: list[LogRecord] = []
-    read_bytes = 0
+    chain, notes = list[LogRecord](), list[str]()
     at = commit
     for _ in range(MAX_CHAIN):
-        link, length = load(at)
+        link = load(at, notes)
         chain.append(link)
-        read_bytes += length
         parent = link.record.parent
         if link.kind is Kind.BASE or parent is None:
             rows = merge(chain)
-            return History(chain[0].record, one_chunk(rows["key"]), one_chunk(rows["value"]), read_bytes)
+            return History(chain[0].record, one_chunk(rows["key"]), one_chunk(rows["value"]), tuple(notes))
         if parent.version >= at.version:
             break
         at = parent

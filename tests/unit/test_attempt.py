@@ -518,11 +518,11 @@ def test_rows_of_rejected_offsets_go_when_no_replay_reaches_them(monkeypatch):
     rows = work.scan_arrays(*region_range(Region.REJECTED))
     columns = [pa.array(column, pa.large_binary()) for column in rows]
     record = CommitRecord(0, Commit(3, "0" * 32), None, 0, [], {}, rejected=[(0, 0, 70_009)])
-    found = with_rows(History(record, *columns, 0)).rejected
+    found = with_rows(History(record, *columns)).rejected
     assert found == [(0, 0, 70_001), (0, 0, 70_002), (0, 0, 70_004), (0, 0, 70_009)]
     columns[1] = pa.array([b"\x07" + value[1:] for value in rows[1]], pa.large_binary())
     with pytest.raises(UnknownFormat, match="format 07"):
-        with_rows(History(record, *columns, 0))
+        with_rows(History(record, *columns))
 
 
 @pytest.mark.parametrize(

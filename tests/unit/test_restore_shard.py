@@ -137,7 +137,7 @@ def test_a_message_that_the_changelog_brings_is_one_too_many(tmp_path: Path) -> 
     history = committed(MESSAGES)
     keys, values = ([*column.to_pylist()] for column in (history.keys, history.values))
     columns = (pa.array([stray, *found], pa.large_binary()) for stray, found in ((key_of(1, 7), keys), (b"", values)))
-    error = mismatch(tmp_path, MESSAGES, History(history.record, *columns, history.rows + 1))
+    error = mismatch(tmp_path, MESSAGES, History(history.record, *columns))
     assert "window [0, 10): 161 messages, 160 were committed" in error.why
 
 
@@ -247,7 +247,7 @@ def test_another_message_outside_all_windows_is_found_by_the_digest(tmp_path: Pa
     rows = {key_of(1, 1): b"kept outside all windows"}
     record = CommitRecord(0, COMMIT, None, 0, [], {}, [], [], [], 1, digest_of(rows.items()))
     empty = pa.array([], pa.large_binary())
-    error = mismatch(tmp_path, {key_of(1, 1): b"another"}, History(record, empty, empty, 0))
+    error = mismatch(tmp_path, {key_of(1, 1): b"another"}, History(record, empty, empty))
     assert "in all 1 messages, as committed, but others" in error.why
 
 
@@ -295,7 +295,7 @@ def test_expired_index_rows_take_their_messages_along(tmp_path: Path) -> None:
     together = [({**{k: rows[k] for k in part}, **{i: b"" for i in index if i[9:] in {k[1:] for k in part}}})
                 for part in (list(rows)[:70], list(rows)[70:])]  # fmt: skip
     given = [StoreRows.of(sorted(part), [part[key] for key in sorted(part)]) for part in together]
-    restore_shard(History(record, empty, empty, 0), given, NoWindows(), tmp_path / "db")
+    restore_shard(History(record, empty, empty), given, NoWindows(), tmp_path / "db")
     found = content(tmp_path / "db")
     assert {key: value for key, value in found.items() if key[0] == 1} == live
     assert {key for key in found if key[0] == 2} == {key for key in index if key >= bound}
@@ -437,7 +437,7 @@ def test_expired_index_rows_take_messages_of_the_older_copy_along(tmp_path: Path
     with RocksStore.open(tmp_path / "older") as store:
         both = sorted({**rows, **index}.items())
         store.write(Changes([key for key, _ in both], [value for _, value in both]))
-        catch_up(History(record, empty, empty, 0), [], NoWindows(), store, tmp_path / "db")
+        catch_up(History(record, empty, empty), [], NoWindows(), store, tmp_path / "db")
     found = content(tmp_path / "db")
     assert {key: value for key, value in found.items() if key[0] == 1} == live
     assert {key for key in found if key[0] == 2} == {key for key in index if key >= bound}

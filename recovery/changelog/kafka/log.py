@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from backend.errors import ChangelogDamaged, ChangelogUnavailable, RewindError, UnknownFormat
@@ -146,7 +146,7 @@ class KafkaChangelog:
                 index = self._refreshed(shard)
                 index.cut_for([commit], self._where(shard))
                 if whole:
-                    read_history(shard, commit, lambda at: self._load(shard, index, [], at))
+                    read_history(shard, commit, partial(self._load, shard, index))
             except (ChangelogDamaged, UnknownFormat) as error:
                 return f"{self._topic}-{shard} holds offsets {low} to {high - 1}: {error.what}, {error.where}"
             return ""
@@ -204,18 +204,12 @@ class KafkaChangelog:
 
         A damaged base does not end it while the deltas before it are still there; `History.notes` tells.
         """
-
-        def read(index: ShardIndex) -> History:
-            notes = list[str]()
-            found = read_history(shard, commit, lambda at: self._load(shard, index, notes, at))
-            return replace(found, notes=tuple(notes))
-
-        return self._indexed(shard, read)
+        return self._indexed(shard, lambda index: read_history(shard, commit, partial(self._load, shard, index)))
 
     def record(self, shard: int, commit: Commit) -> CommitRecord:
         """Read a commit's delta, or its base."""
         kinds = (Kind.DELTA, Kind.BASE)
-        return self._indexed(shard, lambda index: self._load(shard, index, [], commit, kinds)[0].record)
+        return self._indexed(shard, lambda index: self._load(shard, index, commit, [], kinds).record)
 
     def entries(self, shard: int) -> Sequence[Entry]:
         """List a shard's complete records; one of several copies."""
@@ -434,25 +428,23 @@ class KafkaChangelog:
         self,
         shard: int,
         index: ShardIndex,
-        notes: list[str],
         commit: Commit,
+        notes: list[str],
         kinds: Sequence[Kind] = (Kind.BASE, Kind.DELTA),
-    ) -> tuple[LogRecord, int]:
+    ) -> LogRecord:
         """Decode a commit's base where there is a sound one, else its delta; newest copy first."""
         damage: RewindError | None = None
         for kind in kinds:
             for stored in reversed(index.records.get((commit, kind), [])):
                 try:
-                    data = index.cached(stored)
-                    if data is None:
-                        data = self._fetch(shard, stored)
+                    data = index.cached(stored) or self._fetch(shard, stored)
                     record = self._decoded(shard, stored, data)
                 except (ChangelogDamaged, UnknownFormat) as error:
                     damage = error
                     continue
                 if damage is not None:
                     notes.append(f"went on without a copy: {damage}")
-                return record, len(data)
+                return record
         raise damage if damage is not None else missing(f"{self._where(shard)}, commit {commit.name}")
 
     def _fetch(self, shard: int, stored: Stored) -> bytes:
