@@ -108,7 +108,7 @@ def test_the_topic_is_made_and_checked(kafka_broker, kafka_topics, monkeypatch):
     settings = kafka_broker.settings
     name = kafka_topics.create(1) + "-log"
     log = KafkaChangelog(settings, name)
-    log.prepare(3, replication=1)
+    log.prepare(3)
     log.prepare(2)  # there already, and large enough
     with monkeypatch.context() as patch:
         patch.setattr(changelog_log, "create_topic", None)  # who may not make topics finds one made for it
@@ -486,7 +486,7 @@ def test_a_broker_that_was_killed_loses_nothing_that_was_acknowledged(local_kafk
 
     topics = Topics(local_kafka_broker.settings)
     log = KafkaChangelog(local_kafka_broker.settings, topics.create(1) + "-log")
-    log.prepare(1, replication=1)
+    log.prepare(1)
     log.append(record(0), changes({b"\x03a": b"1"}))
     local_kafka_broker.restart()
     log.append(record(1, commit(0)), changes({b"\x03b": b"2"}))
@@ -498,7 +498,7 @@ def test_a_broker_that_was_killed_loses_nothing_that_was_acknowledged(local_kafk
 def test_a_wrong_password_is_named_without_it(secured_kafka_broker):
     settings = secured_kafka_broker.settings
     log = KafkaChangelog(settings, "log")
-    log.prepare(1, replication=1)
+    log.prepare(1)
     log.append(record(0), changes({b"\x03a": b"1"}))
     assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"1"}
     assert settings.password not in repr(log)

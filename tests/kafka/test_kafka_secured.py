@@ -76,7 +76,7 @@ def test_every_mechanism_serves_source_and_changelog(spark, secured_kafka_broker
         spark.sparkContext.setLogLevel("ERROR")
     log = KafkaChangelog(settings, f"{topic}-changelog")
     topics.adopt(f"{topic}-changelog")
-    log.prepare(1, replication=1)
+    log.prepare(1)
     log.append(record(0), changes({b"\x03a": b"1"}))
     assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"1"}
     told = capfd.readouterr()
@@ -167,7 +167,7 @@ def test_the_rights_that_the_docs_name_are_enough() -> None:
         check_end(job, ("in", 0), 2, 0)
         assert sum(part.num_rows for part in fetch(job.for_client(), "in", {0: (0, 2)})) == 2
         log = KafkaChangelog(job, "log")
-        log.prepare(1, new=True, replication=1)
+        log.prepare(1, new=True)
         log.append(record(0), changes({b"\x03a": b"1"}))
         assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"1"}
         log._delete_below(0, 1)

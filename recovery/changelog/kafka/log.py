@@ -104,13 +104,13 @@ class KafkaChangelog:
             raise foreign(f"{self._settings.servers}/{self._topic}", owner, self._owner)
         return True
 
-    def prepare(self, shards: int, *, new: bool = False, replication: int = -1) -> None:
+    def prepare(self, shards: int, *, new: bool = False) -> None:
         """Create the topic with one partition per shard, or check the one that is there, and claim it.
 
         Two queries that claim an empty topic at the same time find both claims, in one order: the first one holds.
         """
         if not self._is_there(shards, new=new):  # who may not create topics finds one made for it
-            create_topic(self._settings, self._topic, shards, replication)
+            create_topic(self._settings, self._topic, shards)
         with self._guard:
             owner, _ = self._found_owner(shards)
             if not owner and self._owner:

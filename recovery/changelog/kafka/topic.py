@@ -25,14 +25,13 @@ LEAST_MESSAGE_BYTES = CHUNK_BYTES + 4 * 1024
 REQUIRED = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
-def create_topic(settings: KafkaSettings, topic: str, shards: int, replication: int) -> None:
-    """Create the topic with one partition per shard where there is none.
+def create_topic(settings: KafkaSettings, topic: str, shards: int) -> None:
+    """Create the topic with one partition per shard, and the broker's replication factor, where there is none.
 
     Args:
         settings: The cluster.
         topic: Its name.
         shards: How many partitions it gets.
-        replication: Replication factor; -1 takes the broker's default.
 
     Raises:
         ChangelogUnavailable: The cluster does not answer or refuses.
@@ -41,7 +40,7 @@ def create_topic(settings: KafkaSettings, topic: str, shards: int, replication: 
 
     client = admin.admin_client(settings)
     try:
-        admin.create_topic(client, topic, shards, REQUIRED, replication=replication, timeout_s=TIMEOUT_S)
+        admin.create_topic(client, topic, shards, REQUIRED, timeout_s=TIMEOUT_S)
     except (KafkaException, TimeoutError) as error:
         raise unavailable(settings, topic, error) from None
 
