@@ -177,16 +177,8 @@ class KafkaChangelog:
 
         Its producer has a name of its own, so that it does not fence the shard's.
         """
-        length = 0
-
-        def counted() -> Iterable[bytes]:
-            nonlocal length
-            for chunk in encode_base(record, rows):
-                length += len(chunk)
-                yield chunk
-
         with self._guard:
-            first = self._writer.append_alone(record.shard, record.commit, counted())
+            first, length = self._writer.append_alone(record.shard, record.commit, encode_base(record, rows))
             self._lineage(record.shard, record.commit).add_base(record.commit, length, first)
         return self._location(record.shard, first)
 

@@ -79,7 +79,7 @@ class PartitionWriter:
         for tries_left in reversed(range(TRIES)):
             producer = self._producers.pop(shard, None) or self._open_producer(f"{self._name}-{shard}-{self._number}")
             try:
-                first = self._transact(producer, shard, Kind.DELTA, commit, growth, [data])
+                first, _ = self._transact(producer, shard, Kind.DELTA, commit, growth, [data])
                 break
             except _Fenced as error:
                 self._number = _chosen(self._number)
@@ -90,16 +90,20 @@ class PartitionWriter:
             self._producers.popitem(last=False)
         return first
 
-    def append_alone(self, shard: int, commit: Commit, stream: Iterable[bytes]) -> int:
-        """Append a base with a producer of its own name, so that it does not fence the shard's; give its offset."""
+    def append_alone(self, shard: int, commit: Commit, stream: Iterable[bytes]) -> tuple[int, int]:
+        """Append a base with a producer of its own name, so that it does not fence the shard's.
+
+        Returns:
+            The offset of the first piece, and the base's bytes.
+        """
         producer = self._open_producer(f"{self._name}-{shard}-{self._bases.get(shard, 'base')}")
         try:
-            first = self._transact(producer, shard, Kind.BASE, commit, Growth(begins=ITSELF), stream)
+            appended = self._transact(producer, shard, Kind.BASE, commit, Growth(begins=ITSELF), stream)
         except _Fenced as error:
             self._bases[shard] = f"base-{_chosen(0)}"
             raise self._taken(error) from None
         self._bases.pop(shard, None)
-        return first
+        return appended
 
     def close(self) -> None:
         """Let the producers go; they have nothing in flight between two appends."""
@@ -111,8 +115,8 @@ class PartitionWriter:
 
     def _transact(
         self, producer: Any, shard: int, kind: Kind, commit: Commit, growth: Growth, stream: Iterable[bytes]
-    ) -> int:
-        """Append one record in one transaction; give the offset of its first piece.
+    ) -> tuple[int, int]:
+        """Append one record in one transaction; give the offset of its first piece, and its bytes.
 
         Where the broker answers a request that was repeated with "duplicate", the client reports what it had written
         as delivered, without an offset: it is looked for.
@@ -133,12 +137,13 @@ class PartitionWriter:
                 firsts.append(message.offset())
 
         append_id = os.urandom(8)
-        number = 0
+        number = length = 0
         try:
             producer.begin_transaction()
             for number, (piece, last) in enumerate(cut(stream)):
                 key = ChunkKey(kind, commit, append_id, number, last, growth, self._owner).encode()
                 self._produce(producer, shard, key, piece, delivered)
+                length += len(piece)
             producer.commit_transaction(TIMEOUT_S)
             if failures or not firsts:
                 raise KafkaException(failures[0] if failures else KafkaError(KafkaError._MSG_TIMED_OUT))
@@ -152,7 +157,7 @@ class PartitionWriter:
             _abort(producer)
             raise
         first = firsts[0]
-        return self._find(shard, append_id, number + 1) if first is None else first
+        return self._find(shard, append_id, number + 1) if first is None else first, length
 
     def _produce(self, producer: Any, shard: int, key: bytes, piece: bytes, delivered: Callable[..., None]) -> None:
         while True:
