@@ -76,10 +76,7 @@ class ChunkKey:
             self.append_id,
             self.commit.version,
             bytes.fromhex(self.commit.uuid),
-            self.growth.deltas,
-            self.growth.delta_bytes,
-            self.growth.base_bytes,
-            self.growth.begins,
+            *self.growth,
             bytes.fromhex(self.owner) or _NOBODY,
         )
 

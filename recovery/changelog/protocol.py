@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -78,8 +78,7 @@ ITSELF = -1
 UNKNOWN = -2
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(NamedTuple):
     """What has been appended to a lineage since its last base, this record included.
 
     Attributes:
@@ -93,6 +92,10 @@ class Growth:
     delta_bytes: int = 0
     base_bytes: int = 0
     begins: int = UNKNOWN
+
+    def with_delta(self, length: int) -> Growth:
+        """Return the growth of a delta of so many bytes behind this."""
+        return Growth(self.deltas + 1, self.delta_bytes + length, self.base_bytes, self.begins)
 
     def wants_base(self, max_deltas: int, min_base_bytes: int) -> bool:
         """Return whether a base is due: the deltas are longer to read than the base before them, or too many.
@@ -108,8 +111,7 @@ class Growth:
 
     def beside(self, place: str) -> str:
         """Return a record's place with its growth, for the pointer: whoever goes on from there looks at nothing."""
-        numbers = (self.deltas, self.delta_bytes, self.base_bytes, self.begins)
-        return "+".join([place, *map(str, numbers)])
+        return "+".join([place, *map(str, self)])
 
 
 def place_and_growth(location: str) -> tuple[str, Growth | None]:

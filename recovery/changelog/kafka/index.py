@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from backend.errors import ChangelogDamaged, UnknownFormat
 from recovery.changelog.chunks import Assembler, Stored, decode_key
@@ -183,29 +182,20 @@ class Lineage:
     def growth_after(self, parent: Commit | None, length: int) -> Growth:
         """Give the growth of a delta of so many bytes on a parent."""
         before = self.growth(parent) if parent is not None else Growth(begins=ITSELF)
-        return Growth(before.deltas + 1, before.delta_bytes + length, before.base_bytes, before.begins)
+        return before.with_delta(length)
 
     def growth(self, commit: Commit) -> Growth:
         """Give what was appended since the last base: a base may have come after its commit's children."""
-        lengths: list[int] = []
-        at: Commit | None = commit
-        start = Growth()
-        while at is not None:
-            if at in self._bases:
-                start = Growth(0, 0, *self._bases[at])
-                break
-            if at not in self._deltas:
-                break
-            parent, length, known = self._deltas[at]
-            if parent is not None and not self.knows(parent):
-                start = known
-                break
-            lengths.append(length)
-            start = Growth(begins=known.begins)
-            at = parent
-        return Growth(start.deltas + len(lengths), start.delta_bytes + sum(lengths), start.base_bytes, start.begins)
+        if commit in self._bases:
+            return Growth(0, 0, *self._bases[commit])
+        if commit not in self._deltas:
+            return Growth()
+        parent, length, known = self._deltas[commit]
+        if parent is None:
+            return Growth(begins=known.begins).with_delta(length)
+        return self.growth(parent).with_delta(length) if self.knows(parent) else known
 
 
 def placed(growth: Growth, first: int) -> Growth:
     """Give the growth of a record that was appended at an offset: where its lineage begins is known then."""
-    return replace(growth, begins=first) if growth.begins == ITSELF else growth
+    return growth._replace(begins=first) if growth.begins == ITSELF else growth
