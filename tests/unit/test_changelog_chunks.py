@@ -59,8 +59,8 @@ def test_a_claim_has_the_documented_bytes_and_is_no_piece():
 
 
 def test_records_of_another_query_are_seen_and_are_no_part_of_an_index():
-    index = ShardIndex(owner="a" * 32)
-    take = index.taker("t-0")
+    index = ShardIndex("t-0", owner="a" * 32)
+    take = index.take
     take(ChunkKey(Kind.DELTA, COMMIT, b"12345678", 0, True, Growth(), OWNER).encode(), b"", 0)
     assert index.foreign == OWNER
     assert list(index.stored()) == []
@@ -131,8 +131,8 @@ def test_what_a_dead_writer_left_unfinished_holds_the_cut_back_only_while_its_at
         return CommitRecord(0, commits[version], parent, 0, [], {}, [], [], [], 0, 0)
 
     commits = [Commit(v, "a" * 32) for v in range(6)]
-    index = ShardIndex()
-    take = index.taker("t-0")
+    index = ShardIndex("t-0")
+    take = index.take
 
     def append(kind: Kind, commit: Commit, data: bytes, *, last: bool = True) -> None:
         append_id = len(offsets).to_bytes(8, "big")
@@ -147,14 +147,14 @@ def test_what_a_dead_writer_left_unfinished_holds_the_cut_back_only_while_its_at
         if version == 3:
             append(Kind.BASE, commits[3], b"".join(encode_base(commit_record(3), ())))
     assert offsets[5:8] == ["BASE 3", "DELTA 4", "DELTA 4"]
-    assert index.cut_for([commits[5]], "t-0") == 5, "the base of 3: nothing before it is needed"
-    assert index.cut_for([commits[3], commits[5]], "t-0") == 5
-    assert index.cut_for([commits[2], commits[5]], "t-0") == 0, "the deltas from the beginning are needed"
+    assert index.cut_for([commits[5]]) == 5, "the base of 3: nothing before it is needed"
+    assert index.cut_for([commits[3], commits[5]]) == 5
+    assert index.cut_for([commits[2], commits[5]]) == 0, "the deltas from the beginning are needed"
     append(Kind.BASE, commits[5], b"".join(encode_base(commit_record(5), ())))
-    assert index.cut_for([commits[5]], "t-0") == 9
+    assert index.cut_for([commits[5]]) == 9
     append(Kind.DELTA, Commit(6, "b" * 32), b"half", last=False)
     append(Kind.BASE, commits[5], b"".join(encode_base(commit_record(5), ())))
-    assert index.cut_for([commits[5]], "t-0") == 10, "what is above the oldest retained version may still be written"
+    assert index.cut_for([commits[5]]) == 10, "what is above the oldest retained version may still be written"
 
 
 def test_growth_counts_from_the_newest_base_even_if_it_came_after_its_children():
@@ -183,15 +183,15 @@ def test_growth_goes_on_from_what_a_record_says_of_those_before_it():
 
 def test_a_read_that_broke_off_goes_on_behind_what_was_taken():
     """Taken twice a record would lie in the index twice, and its bytes count twice against the bound."""
-    index = ShardIndex()
+    index = ShardIndex("t-0")
     record = CommitRecord(0, COMMIT, None, 0, [], {})
     parts = list(cut([encode_delta(record, Changes([b"\x03a"], [b"1"]))], 40))
     pieces = [(key(number, last=last).encode(), part) for number, (part, last) in enumerate(parts)]
     for start in (0, 0):  # the broker went after the first read
         for offset, (one, value) in list(enumerate(pieces))[max(start, index.next_offset) :]:
-            index.taker("t-0")(one, value, offset)
+            index.take(one, value, offset)
     assert index.next_offset == len(pieces)
     assert len(list(index.stored())) == 1
     with pytest.raises(UnknownFormat):
-        index.taker("t-0")(b"RWKL\x00\x09" + bytes(82), b"", len(pieces))
+        index.take(b"RWKL\x00\x09" + bytes(82), b"", len(pieces))
     assert index.next_offset == len(pieces), "what cannot be read is not passed over"

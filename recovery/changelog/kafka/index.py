@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from backend.errors import ChangelogDamaged, UnknownFormat
 from recovery.changelog.chunks import Assembler, Stored, decode_key
@@ -27,12 +27,14 @@ class ShardIndex:
         foreign: Another query that has written here, "" for none; its records are no part of the index.
 
     Args:
+        where: The partition, for errors.
         cache_bytes: Bound on the bytes kept.
         owner: The query whose changelog it is; "" takes everybody's records.
     """
 
-    def __init__(self, cache_bytes: int = CACHE_BYTES, owner: str = "") -> None:
+    def __init__(self, where: str, cache_bytes: int = CACHE_BYTES, owner: str = "") -> None:
         self.foreign = ""
+        self._where = where
         self._owner = owner
         self.next_offset = 0
         self.records: dict[tuple[Commit, Kind], list[Stored]] = {}
@@ -42,20 +44,16 @@ class ShardIndex:
         self._cached = 0
         self._limit = cache_bytes
 
-    def taker(self, where: str) -> Callable[[bytes | None, bytes | None, int], None]:
-        """Give what takes the messages of the partition; those that are not ours are passed over."""
-
-        def take(key: bytes | None, value: bytes | None, offset: int) -> None:
-            piece = decode_key(key, f"{where}@{offset}")
-            if piece is not None and self._owner and piece.owner not in ("", self._owner):
-                self.foreign = piece.owner
-            elif piece is not None and value is not None:
-                whole = self._assembler.add(piece, value, offset)
-                if whole is not None:
-                    self._add(*whole, where)
-            self.next_offset = offset + 1  # a read that breaks off goes on behind what was taken
-
-        return take
+    def take(self, key: bytes | None, value: bytes | None, offset: int) -> None:
+        """Take a message of the partition; one that is not ours is passed over."""
+        piece = decode_key(key, f"{self._where}@{offset}")
+        if piece is not None and self._owner and piece.owner not in ("", self._owner):
+            self.foreign = piece.owner
+        elif piece is not None and value is not None:
+            whole = self._assembler.add(piece, value, offset)
+            if whole is not None:
+                self._add(*whole)
+        self.next_offset = offset + 1  # a read that breaks off goes on behind what was taken
 
     def stored(self) -> Iterator[Stored]:
         """Iterate over all complete records, copies included."""
@@ -90,7 +88,7 @@ class ShardIndex:
             else:
                 del self.records[key]
 
-    def cut_for(self, retained: Sequence[Commit], where: str) -> int:
+    def cut_for(self, retained: Sequence[Commit]) -> int:
         """Give the offset below which nothing is needed.
 
         Needed are the lineages of the retained commits down to a base, and every record above the oldest retained
@@ -99,7 +97,6 @@ class ShardIndex:
 
         Args:
             retained: Retained commits, sorted, at least one.
-            where: The partition, for the error.
 
         Raises:
             ChangelogDamaged: A lineage cannot be followed.
@@ -111,26 +108,27 @@ class ShardIndex:
                 base = self.records.get((at, Kind.BASE))
                 found = base or self.records.get((at, Kind.DELTA))
                 if not found:
-                    raise missing(f"{where}, commit {at.name}")
+                    raise missing(f"{self._where}, commit {at.name}")
                 needed[at] = found[-1].first
                 if base:
                     break
-                at = self._parent(found[-1], where)
+                at = self._parent(found[-1])
         oldest = retained[0].version
         late = [stored.first for stored in self.stored() if stored.commit.version > oldest]
         unfinished = self._assembler.open_from(above=oldest)
         return min([*needed.values(), *late, *([] if unfinished is None else [unfinished])])
 
-    def _parent(self, stored: Stored, where: str) -> Commit | None:
+    def _parent(self, stored: Stored) -> Commit | None:
         if stored.append_id not in self.parents:
-            raise damaged(f"{where}@{stored.first}", "its header cannot be read")
+            raise damaged(f"{self._where}@{stored.first}", "its header cannot be read")
         return self.parents[stored.append_id]
 
-    def _add(self, stored: Stored, data: bytes, where: str) -> None:
+    def _add(self, stored: Stored, data: bytes) -> None:
         self.records.setdefault((stored.commit, stored.kind), []).append(stored)
         if stored.kind is Kind.DELTA:
             try:
-                self.parents[stored.append_id] = decode_header(lambda n: data[:n], f"{where}@{stored.first}").parent
+                header = decode_header(lambda n: data[:n], f"{self._where}@{stored.first}")
+                self.parents[stored.append_id] = header.parent
             except (ChangelogDamaged, UnknownFormat):
                 self.parents.pop(stored.append_id, None)  # told when somebody needs it: an orphan may be anything
         self._cache[stored.append_id] = data

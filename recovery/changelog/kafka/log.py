@@ -144,7 +144,7 @@ class KafkaChangelog:
                 return ""
             try:  # the whole partition is read: something is suspicious, or there is little to read
                 index = self._refreshed(shard)
-                index.cut_for([commit], self._where(shard))
+                index.cut_for([commit])
                 if whole:
                     read_history(shard, commit, partial(self._load, shard, index))
             except (ChangelogDamaged, UnknownFormat) as error:
@@ -222,7 +222,7 @@ class KafkaChangelog:
         def cut(index: ShardIndex) -> list[str]:
             if index.foreign:
                 raise foreign(self._where(shard), index.foreign, self._owner)
-            edge = index.cut_for(retained, self._where(shard))
+            edge = index.cut_for(retained)
             doomed = [self._location(shard, s.first) for s in index.stored() if s.first < edge]
             if doomed and not dry_run:
                 piece = self._key_at(shard, edge)
@@ -283,11 +283,9 @@ class KafkaChangelog:
         edge = TopicPartition(self._topic, shard, offset)
 
         def delete() -> None:
-            for deleted in client.delete_records([edge], request_timeout=TIMEOUT_S).values():
-                if (
-                    answer(client, deleted, TIMEOUT_S).low_watermark < offset
-                ):  # its broker died: the client says no more
-                    raise KafkaException(KafkaError(KafkaError._TRANSPORT, "an answer without an offset"))
+            [deleted] = client.delete_records([edge], request_timeout=TIMEOUT_S).values()
+            if answer(client, deleted, TIMEOUT_S).low_watermark < offset:  # its broker died: the client says no more
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT, "an answer without an offset"))
 
         try:
             while_it_settles(delete)
@@ -307,8 +305,8 @@ class KafkaChangelog:
         Raises:
             ManifestMismatch: Another query writes there.
         """
-        tail = ShardIndex(self._cache_bytes, self._owner)
-        self._partitions().read(shard, max(low, high - TAIL_OFFSETS), high, tail.taker(self._where(shard)))
+        tail = self._new_index(shard)
+        self._partitions().read(shard, max(low, high - TAIL_OFFSETS), high, tail.take)
         if tail.foreign:
             raise foreign(self._where(shard), tail.foreign, self._owner)
         lineage = self._lineages.setdefault(shard, Lineage())
@@ -395,13 +393,16 @@ class KafkaChangelog:
         def take(low: int, high: int) -> None:
             index = self._indexes.get(shard)
             if index is None or index.next_offset > high:  # a topic that was made again starts over
-                index = self._indexes[shard] = ShardIndex(self._cache_bytes, self._owner)
+                index = self._indexes[shard] = self._new_index(shard)
             index.drop_below(low)
-            self._partitions().read(shard, index.next_offset, high, index.taker(self._where(shard)))
+            self._partitions().read(shard, index.next_offset, high, index.take)
             index.next_offset = high
 
         self._whole(shard, take)
         return self._indexes[shard]
+
+    def _new_index(self, shard: int) -> ShardIndex:
+        return ShardIndex(self._where(shard), self._cache_bytes, self._owner)
 
     def _whole(self, shard: int, read: Callable[[int, int], None]) -> None:
         """Read a partition between its ends; once more where it was cut behind its first offset meanwhile."""
