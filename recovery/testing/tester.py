@@ -52,7 +52,7 @@ from backend.boundary import check_names, in_order
 from backend.errors import SourceUnavailable
 from backend.python_rows import arrow_value, python_rows
 from backend.spark.pack.frames import TIMESTAMP_IN
-from backend.spark.pack.judging import latest
+from backend.spark.pack.judging import judge
 from backend.spark.pack.pack_input import millis
 from backend.spark.stream import Known
 from backend.steps import DEFAULT_POISON_LIMIT, DROPPED, PASSED, VERDICT, Steps, schema_after
@@ -380,13 +380,10 @@ class OperatorTester:
         row = message.row
         if message.verdict != PASSED:
             return _DROPPED if message.verdict == DROPPED else "poison"
-        if not MIN_EVENT_TIME <= row[TIME] <= MAX_EVENT_TIME:
-            return "out_of_range"
-        if self._max_ahead_ms is None:
-            return None
         own = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in self._given[self._side(stream)].names else None
-        [bound] = latest(np.array([-1 if own is None else own], np.int64), self.now_ms, self._max_ahead_ms).tolist()
-        return "in_future" if row[TIME] > bound else None
+        times, timestamps = (pa.array([one], pa.int64()) for one in (row[TIME], own))
+        reasons = judge(times, timestamps, self.now_ms, self._max_ahead_ms)
+        return None if reasons is None else reasons[0]
 
     def _error(self, place: tuple[int, int, int], reason: str) -> pa.Table:
         """Return the row of the errors for a message that the pack stage would refuse."""
