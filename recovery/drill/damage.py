@@ -108,11 +108,8 @@ def corrupt_staged(out: Path, chance: random.Random) -> Done:
         ValueError: No shard waits for its staged file.
     """
     checkpoint = _checkpoint(out)
-    waiting = []
-    for shard in checkpoint.shards:
-        local = checkpoint.local(shard)
-        if local is not None and local.commit != _committed(checkpoint, shard):
-            waiting.append(shard)
+    here = {shard: local for shard in checkpoint.shards if (local := checkpoint.local(shard)) is not None}
+    waiting = [shard for shard, local in here.items() if local.commit != _committed(checkpoint, shard)]
     if not waiting:
         raise ValueError("every shard has ingested its staged file already: try another seed")
     shard = chance.choice(waiting)
