@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recovery.demo.disaster import take_disk
 from recovery.demo.job import FORGETFUL, JOB, SERVERS
-from recovery.demo.proof import ARCHIVE, ERRORS, RESULTS, Proof, prove
+from recovery.demo.proof import ARCHIVE, ERRORS, RESULTS, Proof, prove_demo
 from recovery.demo.session import SPARK, WORKERS
 from recovery.drill.damage import lose_disk
 from recovery.drill.flights import make_archive
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-HOUR_MS = 3_600_000
-RETENTION_MS = 120 * 24 * HOUR_MS
 DEFAULT_OFFSETS = 3_000
 MASTER = "local[2]"
 PACE = "1 second"
@@ -204,9 +202,8 @@ class Demo:
         """
         self.say("proof: recomputing every window with Spark's batch SQL")
         if spark is not None:
-            paths = [self.out / name for name in (ARCHIVE, RESULTS, ERRORS)]
-            return prove(spark, *paths, size_ms=HOUR_MS, retention_ms=RETENTION_MS)
-        command = [sys.executable, "-m", "recovery.demo.proof", str(self.out), str(HOUR_MS), str(RETENTION_MS)]
+            return prove_demo(spark, self.out)
+        command = [sys.executable, "-m", "recovery.demo.proof", str(self.out)]
         with (self.out / "proof.log").open("w") as log:
             done = subprocess.run(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(WORKERS), check=False

@@ -3,7 +3,7 @@
 Nothing of the product is used here: the archive's Parquet files are read by Spark's own reader, the JSON is picked
 apart by `get_json_object`, windows are arithmetic, lateness is a window function over the offsets, the median is
 `percentile`. It runs in a process of its own, which prints the `Proof` as JSON:
-`python -m recovery.demo.proof <output directory> <size of the windows, ms> <retention, ms>`.
+`python -m recovery.demo.proof <output directory>`.
 
 With one source partition per shard the design promises more than the last revision of each window: also *which*
 messages were on time, late, or too late is decided message by message, wherever micro-batches were cut. So the first
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 ARCHIVE, RESULTS, ERRORS = "departures", "windows", "errors"
 """Directories below the demo's output directory."""
+HOUR_MS = 3_600_000
+RETENTION_MS = 120 * 24 * HOUR_MS
+"""Size and retention of the demo's windows."""
 
 _MESSAGES = """
 SELECT partition, offset, origin, delay, t, t - pmod(t, {size}) AS start, t - pmod(t, {size}) + {size} AS stop,
@@ -191,6 +194,12 @@ def prove(spark: SparkSession, archive: Path, results: Path, errors: Path, *, si
     )
 
 
+def prove_demo(spark: SparkSession, out: Path) -> Proof:
+    """Recompute and compare what is in the demo's output directory."""
+    paths = [out / name for name in (ARCHIVE, RESULTS, ERRORS)]
+    return prove(spark, *paths, size_ms=HOUR_MS, retention_ms=RETENTION_MS)
+
+
 def _view(spark: SparkSession, name: str, query: str) -> DataFrame:
     frame = spark.sql(query)
     frame.createOrReplaceTempView(name)
@@ -206,10 +215,8 @@ def _samples(spark: SparkSession, part: str, equals: Counter[str], totals: Count
 
 def main() -> int:
     """Prove the output in a directory of the demo."""
-    out = Path(sys.argv[1])
-    size_ms, retention_ms = int(sys.argv[2]), int(sys.argv[3])
     with session(conf=SPARK) as spark:
-        proof = prove(spark, out / ARCHIVE, out / RESULTS, out / ERRORS, size_ms=size_ms, retention_ms=retention_ms)
+        proof = prove_demo(spark, Path(sys.argv[1]))
     print(json.dumps(asdict(proof)), flush=True)
     return 0
 
