@@ -254,7 +254,7 @@ def _run(
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     with directory.lock(job.lock_wait_s):
         kill_point("open", version)
-        shard = OpenShard(directory, job.where, job.snapshots, job.listeners, job.incarnation, most_bytes)
+        shard = OpenShard(directory, job.where, job.snapshots, job.incarnation, most_bytes)
         fetched = job.snapshots.fetched_bytes if job.snapshots is not None else 0
         try:
             with watch.step("open"):
@@ -262,12 +262,13 @@ def _run(
             try:
                 done = _operate(job, directory, opened, at, version, shares, watch)
                 fetched = job.snapshots.fetched_bytes - fetched if job.snapshots is not None else 0
-                ingest_ms = round(shard.ingest_s * 1000, 3)
+                ingest_ms = round(shard.tries.ingest_s * 1000, 3)
                 with watch.step("settle"):
                     opened.store.settle()
             finally:
                 opened.store.close()
-            done.metrics |= {"ingest_ms": ingest_ms, "fetched_bytes": fetched, **watch.ms, **shard.recorder.metrics()}
+            moved = shard.tries.recorder.metrics()
+            done.metrics |= {"ingest_ms": ingest_ms, "fetched_bytes": fetched, **watch.ms, **moved}
             return done
         except StateCorrupted:
             directory.condemn()

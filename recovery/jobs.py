@@ -19,7 +19,6 @@ from recovery.changelog import message_log as logged_messages
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.spark_files import planned_time
 from recovery.files import Files, open_files
-from recovery.listener import RestoreListener
 from recovery.queue.entries import DIRECTORY, Queue
 from recovery.snapshots.publisher import Snapshots
 
@@ -43,7 +42,6 @@ class ShardJob:
         changelog: Where commits are logged.
         snapshots: Copies on the checkpoint's filesystem: where restored and moved shards come from.
         snapshot_every: Publish each staged file, and a whole snapshot every so many commits; None publishes nothing.
-        listeners: Told in this process of each try to fetch something; the metrics carry the same to the driver.
         retain: Staged files kept behind the committed version, for stale copies.
         lock_wait_s: Bound on waiting for the shard's lock.
         incarnation: Number of the query's start that the task belongs to, see `CommitRecord`.
@@ -59,7 +57,6 @@ class ShardJob:
     changelog: Changelog
     snapshots: Snapshots | None = None
     snapshot_every: int | None = None
-    listeners: tuple[RestoreListener, ...] = ()
     retain: int = 2
     lock_wait_s: float = 30.0
     incarnation: int = 0

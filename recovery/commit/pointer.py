@@ -22,7 +22,7 @@ import xxhash
 
 from backend.batch import Position, SourcePartition
 from backend.errors import UNDECODABLE, PointerDamaged, StateCorrupted, unknown_format
-from backend.store.protocol import Region
+from backend.store.protocol import Readable, Region
 
 FORMAT = 1
 """Of the commit record."""
@@ -258,6 +258,12 @@ def decode_record(data: bytes, *, where: str = "the commit row") -> CommitRecord
     except UNDECODABLE as error:
         raise StateCorrupted("a commit record cannot be decoded", where=where, why=str(error)) from error
     raise unknown_format("a commit record has an unknown format", f"format {version!r}", FORMAT, where)
+
+
+def read_commit_row(store: Readable) -> CommitRecord | None:
+    """Read the commit that a database is at."""
+    data = store.get(COMMIT_KEY)
+    return decode_record(data) if data is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from backend.errors import RewindError, StateAhead, StateCorrupted
 from backend.rocks import RocksStore
 from backend.spark.session.jvm import run_on_tasks
 from backend.store.storage import is_damage
-from recovery.commit.pointer import CommitRecord, Pointer
+from recovery.commit.pointer import CommitRecord, Pointer, read_commit_row
 from recovery.commit.scratch import scratch_directory
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob
-from recovery.restore.open_shard import Opened, OpenShard, read_commit_row
+from recovery.restore.open_shard import Opened, OpenShard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +90,7 @@ def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
 
 def _opened(job: ShardJob, directory: ShardDirectory, pointer: Pointer | None) -> Opened:
     """Open a shard; what is newer than the pointer is put aside, and snapshots may lead to the pointer then."""
-    open_shard = partial(OpenShard, directory, job.where, job.snapshots, job.listeners)
+    open_shard = partial(OpenShard, directory, job.where, job.snapshots)
     try:
         return open_shard().at(pointer)
     except StateAhead as error:
@@ -127,7 +127,7 @@ def share(job: ShardJob, pointer: Pointer) -> bool:
     """
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     with directory.lock(job.lock_wait_s):
-        opened = OpenShard(directory, job.where, job.snapshots, job.listeners).at(pointer)
+        opened = OpenShard(directory, job.where, job.snapshots).at(pointer)
         try:
             if job.snapshots is None or job.snapshots.is_sound(job.shard, pointer.commit):
                 return False

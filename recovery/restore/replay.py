@@ -31,7 +31,7 @@ from backend.spark.session.settings import apart
 from backend.store.rows import StoreRows
 from recovery.changelog.rejected import with_rows
 from recovery.commit.option_sets import versions_in
-from recovery.commit.pointer import Commit, CommitRecord, Pointer, decode
+from recovery.commit.pointer import Commit, CommitRecord, Pointer, decode, read_commit_row
 from recovery.commit.relocation import check_settled
 from recovery.commit.scratch import scratch_directory
 from recovery.commit.shard_directory import ShardDirectory
@@ -41,7 +41,6 @@ from recovery.files import Files, open_files
 from recovery.jobs import ShardJob, snapshots
 from recovery.killpoints import kill_point
 from recovery.restore.build import Restored, above_bounds, accepting, catch_up, restore_shard
-from recovery.restore.open_shard import read_commit_row
 from recovery.restore.planner import replay_ranges
 
 if TYPE_CHECKING:

@@ -26,12 +26,12 @@ from backend.rocks import RocksStore
 from backend.spark.session.jvm import cores, run_on_tasks
 from backend.store.protocol import Staged
 from backend.store.storage import done_without, is_damage
-from recovery.commit.pointer import At, Commit, CommitRecord
+from recovery.commit.pointer import At, Commit, CommitRecord, read_commit_row
 from recovery.commit.scratch import hold, scratch_directory
 from recovery.commit.shard_directory import Generation, ShardDirectory
 from recovery.files import make_directory
 from recovery.jobs import ShardJob
-from recovery.restore.open_shard import read_commit_row, reclaim_if_due
+from recovery.restore.open_shard import reclaim_if_due
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

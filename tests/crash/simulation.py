@@ -45,14 +45,14 @@ from recovery import attempt, killpoints
 from recovery.attempt import Done, ShardInput, run_attempt
 from recovery.changelog.file import FileChangelog
 from recovery.changelog.rejected import with_rows
-from recovery.commit.pointer import Pointer, decode, encode
+from recovery.commit.pointer import Pointer, decode, encode, read_commit_row
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob, snapshots
 from recovery.killpoints import POINTS
-from recovery.listener import Restoring
 from recovery.restore import all_shards as rebuild
 from recovery.restore import build as restore
-from recovery.restore import open_shard, probe, replay
+from recovery.restore import carry_out, open_shard, probe, replay
+from recovery.restore.tries import moves
 from recovery.snapshots import publisher, uploads
 from tests.crash.sim_faults import PUBLISHING, QUERY, RESTORING, Death, Faults
 from tests.crash.sim_job import START_MS, Planned, changed_spec, operator_of, pieces_of, source_of, spec_of, written_ms
@@ -166,7 +166,6 @@ class World(Faults):
             changelog=log,
             snapshots=snapshots(self.checkpoint),
             snapshot_every=self.snapshot_every,
-            listeners=(_Moved(self, host),),
             retain=2,
             lock_wait_s=0.0,
         )
@@ -318,6 +317,8 @@ class World(Faults):
         self.at("after_pointer")
         if row is not None and row == before and at is not None:
             self.note("staged file of the parent ingested")
+        if any(not one.failed for one in moves(done.metrics)):
+            self.note("moved to a snapshot", f"shard {shard} host {host}")
         after = {entry.location for entry in log.changelog.entries(shard) if entry.location.endswith(".base")}
         if after - bases:
             self.note("base written", f"shard {shard}")
@@ -329,11 +330,11 @@ class World(Faults):
         if generation is None:
             return None
         try:
-            store = open_shard.RocksStore.open(generation.database, create=False)
+            store = carry_out.RocksStore.open(generation.database, create=False)
         except RewindError:
             return None
         try:
-            found = open_shard.read_commit_row(store)
+            found = read_commit_row(store)
         finally:
             store.close()
         return found.commit if found is not None else None
@@ -580,25 +581,6 @@ def _content(tables: list[pa.Table]) -> tuple[int, str]:
     return Digest().add(pa.concat_tables(tables)).content if tables else (0, "")
 
 
-class _Moved:
-    """Notes that a host took a shard's state from a snapshot."""
-
-    def __init__(self, world: World, host: int) -> None:
-        self.world, self.host = world, host
-
-    def start(self, restoring: Restoring) -> None:
-        pass
-
-    def batch(self, *_: object) -> None:
-        pass
-
-    def suspended(self, restoring: Restoring, why: str) -> None:
-        pass
-
-    def end(self, restoring: Restoring, *_: object) -> None:
-        self.world.note("moved to a snapshot", f"shard {restoring.shard} host {self.host}")
-
-
 def _comparable(rows: list[Any]) -> list[Any]:
     def plain(value: Any) -> Any:
         return round(value, 9) if isinstance(value, float) else value
@@ -638,10 +620,10 @@ def simulated(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(uuid, "uuid4", uuid4))
         stack.enter_context(mock.patch.object(uploads, "threading", SimpleNamespace(Thread=AtOnce)))
-        for module in (attempt, killpoints, open_shard, publisher, replay, restore):
+        for module in (attempt, carry_out, killpoints, publisher, replay, restore):
             stack.enter_context(mock.patch.object(module, "kill_point", world.at))
         if not world.rocks:
-            for module in (attempt, open_shard, probe, replay, restore):
+            for module in (attempt, carry_out, probe, replay, restore):
                 stack.enter_context(mock.patch.object(module, "RocksStore", SimStore))
         yield
     SimStore.forget()

@@ -29,11 +29,11 @@ from recovery.changelog.file import _GROWN, FileChangelog
 from recovery.changelog.protocol import History
 from recovery.changelog.records import Kind
 from recovery.changelog.rejected import with_rows
-from recovery.commit.pointer import Commit, CommitRecord, decode, encode
+from recovery.commit.pointer import Commit, CommitRecord, decode, encode, read_commit_row
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob, next_incarnation, planned_at
 from recovery.restore.build import accepting
-from recovery.restore.open_shard import RECLAIM_EVERY, RECLAIM_SMALL_EVERY, SMALL_BYTES, OpenShard, read_commit_row
+from recovery.restore.open_shard import RECLAIM_EVERY, RECLAIM_SMALL_EVERY, SMALL_BYTES, OpenShard
 from recovery.restore.probe import unusable
 from recovery.restore.tries import moves
 from recovery.snapshots.publisher import Snapshots
@@ -299,7 +299,7 @@ def test_the_bound_is_applied_at_open_whatever_died_before(job, monkeypatch):
     start = run_attempt(job, None, 0, given([1, 2])).pointer
     first = run_attempt(job, start, RECLAIM_SMALL_EVERY, given([12])).pointer
     # the attempt that confirms dies right after the ingest, before it could reclaim anything
-    monkeypatch.setattr("recovery.restore.open_shard._swept", _die)
+    monkeypatch.setattr("recovery.restore.open_shard.reclaim_if_due", _die)
     with pytest.raises(RuntimeError, match="killed"):
         run_attempt(job, first, RECLAIM_SMALL_EVERY + 1, given([13]))
     monkeypatch.undo()

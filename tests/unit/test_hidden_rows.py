@@ -16,10 +16,11 @@ from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
 from recovery.attempt import ShardInput, run_attempt
 from recovery.changelog import open_changelog
+from recovery.commit.pointer import read_commit_row
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.inspect.verify import _database
 from recovery.jobs import ShardJob
-from recovery.restore.open_shard import RECLAIM_EVERY, read_commit_row
+from recovery.restore.open_shard import RECLAIM_EVERY
 from recovery.restore.prove import check_messages
 
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("x", pa.int64())])

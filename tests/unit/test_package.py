@@ -18,7 +18,6 @@ from backend.store.staging import file_digest
 from recovery.commit.pointer import COMMIT_KEY, At, Commit, CommitRecord, Pointer, encode_record
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import LocalFiles
-from recovery.listener import LoggingListener, Restoring
 from recovery.restore.open_shard import OpenShard
 from recovery.snapshots import publisher
 from recovery.snapshots.manifest import Snapshot
@@ -91,22 +90,14 @@ class Elsewhere:
         return generation.database
 
     def fetch(self, snapshots: Snapshots, pointer: Pointer) -> bool:
-        heard = self.heard
-
-        class Listener(LoggingListener):
-            def start(self, restoring: Restoring) -> None:
-                heard.append(f"start {restoring.why}")
-
-            def suspended(self, restoring: Restoring, why: str) -> None:
-                heard.append(f"suspended {why}")
-
-            def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
-                heard.append("end")
-
+        shard = OpenShard(self.directory, "elsewhere", snapshots)
         try:
-            OpenShard(self.directory, "elsewhere", snapshots, (Listener(),)).at(pointer).store.close()
+            shard.at(pointer).store.close()
         except StateUnavailable:
             return False
+        finally:
+            for one in shard.tries.recorder.tries:
+                self.heard += [f"start {one.why}", f"suspended {one.failed}" if one.failed else "end"]
         return True
 
     def rows(self) -> dict[bytes, bytes]:

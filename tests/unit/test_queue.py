@@ -56,7 +56,7 @@ from recovery.changelog.message_log import MessageLog
 from recovery.changelog.records import Kind
 from recovery.commit.lease import take
 from recovery.commit.option_sets import ByVersion
-from recovery.commit.pointer import At, Commit, Offer, Pointer, RestoringPointer, decode, encode
+from recovery.commit.pointer import At, Commit, Offer, Pointer, RestoringPointer, decode, encode, read_commit_row
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import LocalFiles, open_files
 from recovery.jobs import Incarnation, ShardJob
@@ -66,7 +66,7 @@ from recovery.queue.seals import Decision
 from recovery.restore import all_shards, replay
 from recovery.restore.all_shards import restore_beside, restore_shards
 from recovery.restore.build import restore_shard
-from recovery.restore.open_shard import OpenShard, read_commit_row
+from recovery.restore.open_shard import OpenShard
 from recovery.restore.planner import CatchUp, Local, Remote, plan
 from recovery.restore.planner import Queue as Queueing
 from recovery.restore.replay import slices

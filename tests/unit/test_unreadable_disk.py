@@ -47,7 +47,7 @@ class Shard:
 
     def look(self) -> str | None:
         job: Any = SimpleNamespace(local_dir=self.directory.path.parent.parent, query_id="q", shard=0, lock_wait_s=1.0,
-                                   where="here", snapshots=self.snapshots, listeners=())  # fmt: skip
+                                   where="here", snapshots=self.snapshots)  # fmt: skip
         return unusable(job, self.pointer)
 
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from backend.store.protocol import Region, Staged
 from backend.store.staging import file_digest
-from recovery.restore import build, open_shard, planner, replay
+from recovery.restore import build, carry_out, planner, replay
 
-OPEN = open_shard.OpenShard
+CARRY_OUT = carry_out.CarryOut
 DEFECT = Path(os.environ["REWIND_TEST_DEFECT"])
 
 
@@ -35,14 +35,14 @@ def defect(where: Any, function: str, name: str, broken: Any) -> None:
 
 
 def every_staged_file(
-    self: Any, pointer: Any, found: Any, current: Any, target: Any, store: Any, restoring: Any, sound: Any = OPEN._try
+    self: Any, pointer: Any, found: Any, here: Any, target: Any, why: str, sound: Any = CARRY_OUT._try
 ) -> str:
     """`for step in found.steps` became "for every file that lies there"."""
-    if store is None:
-        return str(sound(self, pointer, found, current, target, store, restoring))
+    if isinstance(found, planner.Fetch):
+        return str(sound(self, pointer, found, here, target, why))
     for commit in reversed(target.staged_commits()):
         path = target.staged(commit)
-        store.confirm(Staged(path, *file_digest(path), 0))
+        here.store.confirm(Staged(path, *file_digest(path), 0))
     return ""
 
 
@@ -65,7 +65,7 @@ def without_an_aggregate(store: Any, history: Any, *rest: Any, sound: Any = buil
     return sound(store, less, *rest, **options)
 
 
-defect(OPEN, "_try", "ingest every staged file", every_staged_file)
+defect(CARRY_OUT, "_try", "ingest every staged file", every_staged_file)
 defect(replay, "accepting", "skip the last replayed message", without_the_last)
 defect(planner, "_path", "ignore the parent", any_parent)
 defect(build, "_fill", "skip a logged row", without_an_aggregate)
