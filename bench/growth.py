@@ -30,10 +30,11 @@ from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, ST
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
 from bench.table import Options, report
-from recovery.attempt import ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog import open_changelog
 from recovery.commit.pointer import Pointer
 from recovery.jobs import ShardJob
+from recovery.share import ShardInput
 
 ROWS, SHARED_ROWS = 25_000, 500_000
 """Messages per micro-batch: of one shard as more is kept, and of all shards as there are more of them."""

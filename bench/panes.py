@@ -21,9 +21,10 @@ from backend.windows.definitions import Window
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
 from bench.table import Options, report
-from recovery.attempt import ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog import open_changelog
 from recovery.jobs import ShardJob
+from recovery.share import ShardInput
 
 MINUTE_MS = 60_000
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("x", pa.int64())])

@@ -31,11 +31,12 @@ from backend.spark.pack.assembling import assemble, leaps, located, packed_rows
 from backend.spark.pack.frames import to_ipc
 from backend.spark.task import query_and_version
 from backend.windows.operator import combining_of
-from recovery.attempt import Done, by_reason, positions_of, run_attempt
+from recovery.attempt import positions_of, run_attempt
 from recovery.commit.option_sets import ByVersion
 from recovery.commit.pointer import Pointer, RestoringPointer, decode, encode
 from recovery.jobs import ShardJob
 from recovery.killpoints import kill_point
+from recovery.operate import Done, by_reason
 from recovery.share import ShardInput
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 A changelog may have been emptied, deleted, cut by somebody's retention, or another one may be named: nobody reads it
 until a restore needs it, and then it is too late. So a start compares it with the pointers that Spark has committed.
 Where it lacks a shard's lineage and the shard's state is whole, the tasks append a complete base before their next
-commit (`recovery.attempt`); where neither is there, the start ends before Spark plans anything.
+commit (`recovery.operate`); where neither is there, the start ends before Spark plans anything.
 """
 
 from __future__ import annotations

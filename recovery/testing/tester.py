@@ -58,13 +58,14 @@ from backend.spark.stream import Known
 from backend.steps import DEFAULT_POISON_LIMIT, DROPPED, PASSED, VERDICT, Steps, schema_after
 from backend.windows.definitions import Duration, duration_ms
 from backend.windows.micro_batch import error_rows
-from recovery.attempt import Done, positions_of, run_attempt
+from recovery.attempt import positions_of, run_attempt
 from recovery.changelog import Changelog, FileChangelog
 from recovery.changelog.rejected import with_rows
 from recovery.commit.pointer import Pointer, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob
-from recovery.restore.build import Restored, above_bounds, accepting, restore_shard
+from recovery.operate import Done
+from recovery.restore.build import Restored, accepting, restore_shard
 from recovery.share import ShardInput
 
 QUERY_ID = "tester"
@@ -286,7 +287,7 @@ class OperatorTester:
         messages = accepting(with_rows(history))(self._table(sent, everything, {}, out_of_range))
         chunks = []
         if messages.num_rows:
-            chunks.append(above_bounds(self.operator.replay_rows(messages), history.record.bounds))
+            chunks.append(self.operator.replay_rows(messages))
         directory = ShardDirectory(self._job.local_dir, QUERY_ID, 0)
         with directory.lock(self._job.lock_wait_s):
             fresh = directory.new_generation()

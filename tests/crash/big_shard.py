@@ -26,13 +26,14 @@ from backend.spark.session.settings import ARROW_BYTES
 from backend.windows.definitions import tumbling
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
-from recovery.attempt import ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog import open_changelog
 from recovery.commit.pointer import decode, encode
 from recovery.jobs import ShardJob, snapshots
 from recovery.restore import build as restore
 from recovery.restore import prove as proof
 from recovery.restore import replay
+from recovery.share import ShardInput
 from tests.support.memory import peak_mb
 
 VALUE_BYTES = 1000

@@ -19,13 +19,14 @@ from backend.batch import MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TI
 from backend.errors import RestoreFailed, StateAhead, StateCorrupted, StateUnavailable
 from backend.spark.pack import frames
 from backend.store.protocol import Region
-from recovery.attempt import ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog.file import FileChangelog
 from recovery.commit.pointer import Commit, Pointer, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob, snapshots
 from recovery.restore import probe, replay
 from recovery.restore.open_shard import OpenShard
+from recovery.share import ShardInput
 from recovery.snapshots import uploads
 from tests.support.windows import windows_operator
 

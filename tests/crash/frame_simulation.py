@@ -29,11 +29,11 @@ from backend.spark.pack import assembling, packing
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
-from recovery.attempt import ShardInput
 from recovery.changelog import message_log
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.pointer import decode
 from recovery.jobs import ShardJob
+from recovery.share import ShardInput
 from tests.crash.sim_job import Planned, Source
 from tests.crash.simulation import World, _comparable, simulated
 from tests.oracle.windows import Message, WindowOracle

@@ -26,10 +26,12 @@ from backend.windows.definitions import tumbling
 from backend.windows.operator import WindowOperator
 from backend.windows.policies import Policies
 from backend.windows.spec import window_spec
-from recovery.attempt import Done, ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog.file import FileChangelog
 from recovery.commit.pointer import Pointer, decode, encode
 from recovery.jobs import ShardJob
+from recovery.operate import Done
+from recovery.share import ShardInput
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("f", pa.float64()), pa.field("x", pa.float64())])
 YEAR_1, YEAR_9999 = -62_135_596_800_000, 253_402_300_799_999

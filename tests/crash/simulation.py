@@ -41,18 +41,20 @@ from backend.spark.pack import assembling, frames, packing
 from backend.store.protocol import Region
 from backend.windows.aligned.combining import Combining, combines
 from backend.windows.operator import WindowOperator
-from recovery import attempt, killpoints
-from recovery.attempt import Done, ShardInput, run_attempt
+from recovery import attempt, killpoints, operate
+from recovery.attempt import run_attempt
 from recovery.changelog.file import FileChangelog
 from recovery.changelog.rejected import with_rows
 from recovery.commit.pointer import Pointer, decode, encode, read_commit_row
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob, snapshots
 from recovery.killpoints import POINTS
+from recovery.operate import Done
 from recovery.restore import all_shards as rebuild
 from recovery.restore import build as restore
 from recovery.restore import carry_out, open_shard, probe, replay
 from recovery.restore.tries import moves
+from recovery.share import ShardInput
 from recovery.snapshots import publisher, uploads
 from tests.crash.sim_faults import PUBLISHING, QUERY, RESTORING, Death, Faults
 from tests.crash.sim_job import START_MS, Planned, changed_spec, operator_of, pieces_of, source_of, spec_of, written_ms
@@ -620,10 +622,10 @@ def simulated(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(uuid, "uuid4", uuid4))
         stack.enter_context(mock.patch.object(uploads, "threading", SimpleNamespace(Thread=AtOnce)))
-        for module in (attempt, carry_out, killpoints, publisher, replay, restore):
+        for module in (attempt, carry_out, killpoints, operate, publisher, replay, restore):
             stack.enter_context(mock.patch.object(module, "kill_point", world.at))
         if not world.rocks:
-            for module in (attempt, carry_out, probe, replay, restore):
+            for module in (carry_out, probe, replay, restore):
                 stack.enter_context(mock.patch.object(module, "RocksStore", SimStore))
         yield
     SimStore.forget()

@@ -35,10 +35,11 @@ from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
 from bench.data import START_MS, topic_rows, typed
 from bench.data import TIME as TIME_TYPE
-from recovery.attempt import ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog import open_changelog
 from recovery.commit.pointer import Pointer
 from recovery.jobs import ShardJob
+from recovery.share import ShardInput
 from tests.support.memory import peak_mb
 
 MINUTE_MS = 60_000

@@ -29,13 +29,14 @@ from backend.errors import (
 )
 from backend.rocks import RocksStore
 from backend.store.protocol import Changes, Region
-from recovery.attempt import ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.commit.manifest import Manifest, read_manifest, settle
 from recovery.commit.pointer import COMMIT_KEY, Commit, Pointer, decode, encode, encode_record
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.jobs import ShardJob, shard_job, snapshots
 from recovery.restore import probe
 from recovery.restore.replay import build_snapshot
+from recovery.share import ShardInput
 from tests.support.windows import QUERY, make_windows, windows_operator
 
 

@@ -20,12 +20,13 @@ from backend.joins.spec import join_spec
 from backend.spark.pack import frames
 from backend.spark.pack.assembling import Packed, assemble
 from backend.spark.pack.packing import PackPlan, pack
-from recovery.attempt import ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog import FileChangelog
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.pointer import Pointer
 from recovery.jobs import ShardJob, snapshots
 from recovery.restore import replay
+from recovery.share import ShardInput
 
 FIELDS = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64())])
 SPEC = join_spec(

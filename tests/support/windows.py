@@ -12,11 +12,12 @@ from backend.batch import MESSAGE_FIELDS, NO_TIME, Operator, Position
 from backend.windows.definitions import tumbling
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
-from recovery.attempt import ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog import open_changelog
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.pointer import Pointer
 from recovery.jobs import ShardJob
+from recovery.share import ShardInput
 
 QUERY = "11111111-0000-4000-8000-000000000000"
 FIELDS = (pa.field("k", pa.string()), pa.field("x", pa.float64()))

@@ -23,7 +23,7 @@ from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
 from backend.store.protocol import LOGGED_FROM, Changes, Region, Staged, region_range
 from backend.store.workspace import Workspace
-from recovery.attempt import ShardInput, by_reason, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog import open_changelog, rejected
 from recovery.changelog.file import _GROWN, FileChangelog
 from recovery.changelog.protocol import History
@@ -32,10 +32,12 @@ from recovery.changelog.rejected import with_rows
 from recovery.commit.pointer import Commit, CommitRecord, decode, encode, read_commit_row
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob, next_incarnation, planned_at
+from recovery.operate import by_reason
 from recovery.restore.build import accepting
 from recovery.restore.open_shard import RECLAIM_EVERY, RECLAIM_SMALL_EVERY, SMALL_BYTES, OpenShard
 from recovery.restore.probe import unusable
 from recovery.restore.tries import moves
+from recovery.share import ShardInput
 from recovery.snapshots.publisher import Snapshots
 from tests.support.counting import CountingOperator
 

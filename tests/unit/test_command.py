@@ -28,7 +28,7 @@ from backend.errors import PointerDamaged, StateCorrupted, StateUnavailable
 from backend.rocks import RocksStore
 from backend.spark.queueing import incarnation_of
 from backend.store.protocol import LOGGED_FROM, Changes, Region, region_range
-from recovery.attempt import Done, ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog import Changelog, open_changelog
 from recovery.changelog.protocol import place_and_growth
 from recovery.cli import app
@@ -46,8 +46,10 @@ from recovery.inspect.checkpoint_view import Checkpoint, Undecided
 from recovery.inspect.compare import local_differences
 from recovery.inspect.report import moment
 from recovery.jobs import ShardJob, next_incarnation, planned_at, queue_files
+from recovery.operate import Done
 from recovery.queue.entries import DIRECTORY, Queue, entry_name
 from recovery.restore.open_shard import OpenShard
+from recovery.share import ShardInput
 from tests.support import shape
 from tests.support.counting import CountingOperator
 

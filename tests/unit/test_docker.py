@@ -125,7 +125,7 @@ def test_the_dashboard_asks_for_metrics_that_are_served():
     }
     assert len(asked) >= 12
     assert asked <= served
-    sources = ("recovery/attempt.py", "backend/windows/operator.py")
+    sources = ("recovery/operate.py", "backend/windows/operator.py")
     source = "".join((DOCKER.parent / path).read_text() for path in sources)
     assert [step for step in steps if f'"{step}"' not in source and f'step("{step[:-3]}")' not in source] == []
     data = load("grafana/provisioning/datasources/prometheus.yaml")["datasources"][0]

@@ -14,7 +14,7 @@ from backend.store.protocol import Changes, Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
-from recovery.attempt import ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog import open_changelog
 from recovery.commit.pointer import read_commit_row
 from recovery.commit.shard_directory import ShardDirectory
@@ -22,6 +22,7 @@ from recovery.inspect.verify import _database
 from recovery.jobs import ShardJob
 from recovery.restore.open_shard import RECLAIM_EVERY
 from recovery.restore.prove import check_messages
+from recovery.share import ShardInput
 
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("x", pa.int64())])
 STEP_MS = 10_000

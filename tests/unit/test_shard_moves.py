@@ -20,7 +20,7 @@ from backend.errors import StateUnavailable
 from backend.rocks import RocksStore
 from backend.sinks.tables import merge_metrics
 from backend.store.protocol import Region
-from recovery.attempt import Done, ShardInput, run_attempt
+from recovery.attempt import run_attempt
 from recovery.changelog import open_changelog
 from recovery.commit.pointer import CommitRecord
 from recovery.commit.scratch import sweep
@@ -28,8 +28,10 @@ from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import LocalFiles
 from recovery.jobs import ShardJob
 from recovery.listener import LoggingListener, Restoring
+from recovery.operate import Done
 from recovery.restore.open_shard import RECLAIM_EVERY
 from recovery.restore.tries import moves, relay
+from recovery.share import ShardInput
 from recovery.snapshots import uploads
 from recovery.snapshots.publisher import Snapshots
 from tests.support.counting import CountingOperator

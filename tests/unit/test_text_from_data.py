@@ -22,13 +22,13 @@ from backend.errors import HistoryLost, RewindError, StateUnavailable, StorageFa
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources.kafka_reader import KafkaStreamReader
 from backend.spark.reading import with_read
-from recovery.attempt import by_reason
 from recovery.drill.report import show_drill
 from recovery.failures import Kind, read
 from recovery.inspect import report
 from recovery.inspect.displays import ProgressListener
 from recovery.inspect.verify import PROBLEM, Finding
 from recovery.listener import LoggingListener, Restoring
+from recovery.operate import by_reason
 from recovery.supervise.metrics import ProgressCollector
 from recovery.supervise.supervisor import Progress
 
