@@ -113,6 +113,7 @@ def restore_shard(
     operator: Operator,
     directory: Path,
     *,
+    older: RocksStore | None = None,
     run_bytes: int = RUN_BYTES,
 ) -> Restored:
     """Build a shard's database at a commit and prove it.
@@ -123,6 +124,9 @@ def restore_shard(
             is left out here. Any order of chunks will do, that of their first keys is the fastest.
         operator: Knows what the windows must hold.
         directory: Where to make the database; must not exist, its parent must. `<directory>.runs` is used besides.
+        older: The shard's database at an ancestor, to catch up with the commit: its messages stay, `messages` are those
+            accepted since, everything else is small and comes from the changelog. Open, and not changed: the new
+            database shares its files by hard links.
         run_bytes: Rows gathered in memory before they become a file.
 
     Returns:
@@ -136,41 +140,32 @@ def restore_shard(
     started = time.monotonic()
     if directory.exists():
         raise FileExistsError(f"a restore needs a new directory: {directory}")
-    with RocksStore.open(directory, options=OPTIONS) as store:
-        return _fill(store, history, messages, operator, directory, run_bytes, started, new=True)
+    if older is not None:
+        older.checkpoint(directory)
+    with RocksStore.open(directory, create=older is None, options=OPTIONS) as store:
+        if older is not None:
+            _strip(store, history.record.bounds)
+        return _fill(store, history, messages, operator, directory, run_bytes, started, new=older is None)
 
 
-def catch_up(
-    history: History,
-    messages: Iterable[StoreRows],
-    operator: Operator,
-    older: RocksStore,
-    directory: Path,
-) -> Restored:
-    """Build a shard's database at a commit out of one at an ancestor, and prove it: it brings only what came since.
-
-    The messages that are here already stay; everything else is small and comes from the changelog.
-
-    Args:
-        history: As for `restore_shard`.
-        messages: Those accepted from the ancestor's positions on.
-        operator: Knows what the windows must hold.
-        older: Open at an ancestor; not changed: the new database shares its files by hard links.
-        directory: Where to make the database; must not exist.
-
-    Raises:
-        RestoreMismatch: Something else than the committed messages came out: the database has no commit row.
-    """
-    started = time.monotonic()
-    older.checkpoint(directory)
-    with RocksStore.open(directory, create=False, options=OPTIONS) as store:
-        store.write(Changes([COMMIT_KEY], [None]))  # from here on it is at nothing, until it is proven
-        for region in range(Region.COMMIT + 1, LAST_REGION):
-            bounds = region_range(region)
-            if region not in REPLAYED and next(store.scan(*bounds), None) is not None:  # each delete is a file
-                store.delete_range(*bounds)
-        _expire(store, history.record.bounds)
-        return _fill(store, history, messages, operator, directory, RUN_BYTES, started)
+def _strip(store: RocksStore, bounds: dict[int, bytes]) -> None:
+    """Leave the messages alone in a copy of an older database, and of them what has not expired since."""
+    store.write(Changes([COMMIT_KEY], [None]))  # from here on it is at nothing, until it is proven
+    for region in range(Region.COMMIT + 1, LAST_REGION):
+        ends = region_range(region)
+        if region not in REPLAYED and next(store.scan(*ends), None) is not None:  # each delete is a file
+            store.delete_range(*ends)
+    expired = bounds.get(Region.MESSAGE_INDEX)
+    if expired is not None:
+        low = region_range(Region.MESSAGE_INDEX)[0]
+        while True:
+            keys, _ = store.scan_arrays(low, expired, limit=METADATA_CHUNK_ROWS)
+            gone = sorted(bytes([Region.MESSAGES]) + key[1 + TIME_BYTES :] for key in keys)
+            store.write(Changes(gone, [None] * len(gone)))
+            if len(keys) < METADATA_CHUNK_ROWS:
+                break
+            low = keys[-1] + b"\x00"
+    reclaim(store, bounds)
 
 
 def _fill(
@@ -182,7 +177,7 @@ def _fill(
     run_bytes: int,
     started: float,
     *,
-    new: bool = False,
+    new: bool,
 ) -> Restored:
     record, written = history.record, None
     low, high = region_range(Region.MESSAGES)
@@ -216,21 +211,6 @@ def _settled(store: RocksStore, record: CommitRecord, operator: Operator) -> boo
     if changes.keys:
         store.write(changes)
     return bool(changes.keys)
-
-
-def _expire(store: RocksStore, bounds: dict[int, bytes]) -> None:
-    """Delete what has expired since: messages below their bound, and those of expired index rows."""
-    expired = bounds.get(Region.MESSAGE_INDEX)
-    if expired is not None:
-        low = region_range(Region.MESSAGE_INDEX)[0]
-        while True:
-            keys, _ = store.scan_arrays(low, expired, limit=METADATA_CHUNK_ROWS)
-            gone = sorted(bytes([Region.MESSAGES]) + key[1 + TIME_BYTES :] for key in keys)
-            store.write(Changes(gone, [None] * len(gone)))
-            if len(keys) < METADATA_CHUNK_ROWS:
-                break
-            low = keys[-1] + b"\x00"
-    reclaim(store, bounds)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ from recovery.failures import damaged_state, losses_named
 from recovery.files import Files, open_files
 from recovery.jobs import ShardJob, snapshots
 from recovery.killpoints import kill_point
-from recovery.restore.build import Restored, above_bounds, accepting, catch_up, restore_shard
+from recovery.restore.build import Restored, above_bounds, accepting, restore_shard
 from recovery.restore.planner import replay_ranges
 
 if TYPE_CHECKING:
@@ -256,11 +256,8 @@ def build_snapshot(
     history = job.changelog.read(job.shard, commit)
     with scratch_directory(job.local_dir / job.query_id, "restore") as scratch:
         chunks = chain(read_chunks(checkpoint, names), logged_chunks(job, with_rows(history), start))
-        if start is None:
-            restored = restore_shard(history, chunks, job.operator, scratch / "db")
-        else:
-            with _older(job, start) as older:
-                restored = catch_up(history, chunks, job.operator, older, scratch / "db")
+        with _older(job, start) if start is not None else nullcontext() as older:
+            restored = restore_shard(history, chunks, job.operator, scratch / "db", older=older)
         kill_point("restore_publish", commit.version)
         with RocksStore.open(scratch / "db", create=False) as store:
             store.checkpoint(scratch / "copy")
@@ -300,8 +297,7 @@ def logged_chunks(job: ShardJob, record: CommitRecord, above: Commit | None = No
     for messages in job.message_log.messages(record, above):
         for batch in accept(messages).combine_chunks().to_batches():
             for piece in pieces(batch):
-                rows = job.operator.replay_rows(pa.Table.from_batches([piece]))
-                yield above_bounds(rows, record.bounds)
+                yield job.operator.replay_rows(pa.Table.from_batches([piece]))
 
 
 def read_chunks(checkpoint: str, names: Sequence[str]) -> Iterator[StoreRows]:

@@ -20,7 +20,7 @@ from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from recovery.changelog import FileChangelog, History
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
-from recovery.restore.build import accepting, catch_up, restore_shard
+from recovery.restore.build import accepting, restore_shard
 from recovery.restore.prove import Tally, check_messages, pages
 
 WINDOW = 10
@@ -374,7 +374,7 @@ def test_an_older_copy_is_caught_up_with_what_came_since(tmp_path: Path) -> None
     since = {key: value for key, value in MESSAGES.items() if key not in before}
     with RocksStore.open(older(tmp_path, before)) as store:
         untouched = dict(store.scan(b"", None))
-        told = catch_up(committed(MESSAGES), chunks(since, 30), Windows(), store, tmp_path / "db")
+        told = restore_shard(committed(MESSAGES), chunks(since, 30), Windows(), tmp_path / "db", older=store)
         assert dict(store.scan(b"", None)) == untouched
     restore_shard(committed(MESSAGES), chunks(MESSAGES, 50), Windows(), tmp_path / "whole")
     assert content(tmp_path / "db") == content(tmp_path / "whole")
@@ -385,7 +385,7 @@ def test_an_older_copy_is_caught_up_with_what_came_since(tmp_path: Path) -> None
 def test_a_message_of_an_older_copy_that_was_not_committed_is_found(tmp_path: Path) -> None:
     copy = older(tmp_path, {key_of(12, 999): b"stray"})
     with RocksStore.open(copy) as store, pytest.raises(RestoreMismatch) as caught:
-        catch_up(committed(MESSAGES), chunks(MESSAGES, 30), Windows(), store, tmp_path / "db")
+        restore_shard(committed(MESSAGES), chunks(MESSAGES, 30), Windows(), tmp_path / "db", older=store)
     assert "window [10, 20): 81 messages, 80 were committed" in caught.value.why
     assert COMMIT_KEY not in content(tmp_path / "db")
 
@@ -401,7 +401,7 @@ def test_what_is_not_there_is_not_deleted_range_by_range(tmp_path: Path, monkeyp
 
     with RocksStore.open(older(tmp_path, MESSAGES)) as store:
         monkeypatch.setattr(RocksStore, "delete_range", noted)
-        catch_up(committed(MESSAGES), [], Windows(), store, tmp_path / "db")
+        restore_shard(committed(MESSAGES), [], Windows(), tmp_path / "db", older=store)
     assert ranges == [b"\x03", b"\x07", b"\x40"]  # the regions of metadata that `older` has
 
 
@@ -410,7 +410,7 @@ def test_an_older_copy_that_lacks_more_is_refused(tmp_path: Path) -> None:
     since = {key: value for key, value in MESSAGES.items() if key not in before}
     del before[key_of(3, 1)]
     with RocksStore.open(older(tmp_path, before)) as store, pytest.raises(RestoreMismatch, match="window"):
-        catch_up(committed(MESSAGES), chunks(since, 30), Windows(), store, tmp_path / "db")
+        restore_shard(committed(MESSAGES), chunks(since, 30), Windows(), tmp_path / "db", older=store)
     assert COMMIT_KEY not in content(tmp_path / "db"), "not even the ancestor's"
 
 
@@ -418,7 +418,7 @@ def test_what_has_expired_since_is_gone_from_the_older_copy(tmp_path: Path) -> N
     bounds = {1: key_of(10, 0)}
     live = {key: value for key, value in MESSAGES.items() if key >= bounds[1]}
     with RocksStore.open(older(tmp_path, MESSAGES)) as store:
-        catch_up(committed(live, bounds), [], Windows(), store, tmp_path / "db")
+        restore_shard(committed(live, bounds), [], Windows(), tmp_path / "db", older=store)
     assert {key for key in content(tmp_path / "db") if key[0] == 1} == set(live)
 
 
@@ -437,7 +437,7 @@ def test_expired_index_rows_take_messages_of_the_older_copy_along(tmp_path: Path
     with RocksStore.open(tmp_path / "older") as store:
         both = sorted({**rows, **index}.items())
         store.write(Changes([key for key, _ in both], [value for _, value in both]))
-        catch_up(History(record, empty, empty), [], NoWindows(), store, tmp_path / "db")
+        restore_shard(History(record, empty, empty), [], NoWindows(), tmp_path / "db", older=store)
     found = content(tmp_path / "db")
     assert {key: value for key, value in found.items() if key[0] == 1} == live
     assert {key for key in found if key[0] == 2} == {key for key in index if key >= bound}
