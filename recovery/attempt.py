@@ -85,9 +85,7 @@ def run_attempt(
         except (StateUnavailable, StateCorrupted) as error:
             if not may_queue:
                 raise
-            why = (
-                f"{error.what}: {error.why}" if error.why else error.what
-            )  # nobody need do anything
+            why = f"{error.what}: {error.why}" if error.why else error.what  # nobody need do anything
     assert queue is not None and pointer is not None, "else it runs, or fails"
     kill_point("before_queue", version)
     new = queue.put(pointer, version, given, Commit(version, uuid.uuid4().hex))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from backend.errors import HistoryLost, RewindError
 from backend.sources.dataframe import is_ranked
-from recovery.attempt import run_attempt
+from recovery.attempt import positions_of, run_attempt
 from recovery.commit.manifest import read_manifest
 from recovery.commit.pointer import Pointer, state_of
 from recovery.drill.alternation import AlternatingSink, Alternation
@@ -292,7 +292,7 @@ def late_attempts(spark: SparkSession, pipeline: Pipeline, out: Path) -> dict[in
             continue
         old = checkpoint.changelog.read(shard, ancestors[BACK - 1]).record
         pointer = Pointer(shard, old.commit, old.parent, 0, "", old.positions, old.bounds, "")
-        given = ShardInput(old.time_ms, None, {(s, p): position for s, p, position in old.positions})
+        given = ShardInput(old.time_ms, None, positions_of(pointer))
         try:
             run_attempt(make(shard), pointer, old.commit.version + 1, lambda before, it=given: it)  # type: ignore[misc]
             outcomes[shard] = "ran"

@@ -33,7 +33,7 @@ from recovery.files import Files, open_files
 from recovery.jobs import ShardJob
 from recovery.killpoints import kill_point
 from recovery.listener import Listeners, RestoreListener, Restoring
-from recovery.restore.planner import CatchUp, Fetch, Local, Lost, Nothing, Rebuild, Remote, plan
+from recovery.restore.planner import Fetch, Local, Lost, Nothing, Rebuild, Remote, next_offsets, plan
 from recovery.restore.probe import Unusable, probe, share_all
 from recovery.restore.read_again import mend_queue
 from recovery.restore.replay import DIRECTORY, build_snapshot, read_pointers, write_chunks
@@ -167,7 +167,7 @@ def _in_group(spark: SparkSession, group: str | None) -> None:
         context_of(spark).setJobGroup(group, "restore of shards")
 
 
-def _carry_out(run: _Run, plans: Mapping[int, Rebuild | CatchUp], led: Collection[int]) -> Collection[int]:
+def _carry_out(run: _Run, plans: Mapping[int, Rebuild], led: Collection[int]) -> Collection[int]:
     """Restore shards; if one is found lost meanwhile, only those to which no snapshots lead. Give what is restored."""
     try:
         failed = run.carry_out(plans)
@@ -213,7 +213,7 @@ def plan_restores(
     why: str,
     topics: Mapping[int, str] = MappingProxyType({}),
     led: Collection[int] = (),
-) -> dict[int, Rebuild | CatchUp]:
+) -> dict[int, Rebuild]:
     """Ask the planner how each shard is restored.
 
     Args:
@@ -230,19 +230,19 @@ def plan_restores(
         ChangelogDamaged: The changelog is damaged.
     """
 
-    def plan_one(shard: int, pointer: Pointer) -> Rebuild | CatchUp:
+    def plan_one(shard: int, pointer: Pointer) -> Rebuild:
         record = committed_record(changelog, pointer, pointers, source)
         row = found[shard].row
         # a database at the pointer that could not be read to its end is no copy to begin with
         usable = row is not None and row.commit != pointer.commit
-        here = At(row.commit, _next_offsets(row)) if row is not None and usable else Nothing()
+        here = At(row.commit, next_offsets(row)) if row is not None and usable else Nothing()
         chosen = plan(pointer, Local(here), Remote(record=record, source=source, topics=topics), in_task=False)
         if isinstance(chosen, Lost):
             raise with_versions(chosen.error, changelog, pointers, source)
-        assert isinstance(chosen, Rebuild | CatchUp), "the supervisor was offered no snapshots"
+        assert isinstance(chosen, Rebuild), "the supervisor was offered no snapshots"
         return replace(chosen, why=found[shard].why or why)
 
-    plans: dict[int, Rebuild | CatchUp] = {}
+    plans: dict[int, Rebuild] = {}
     for shard, pointer in pointers.items():
         try:
             plans[shard] = plan_one(shard, pointer)
@@ -251,10 +251,6 @@ def plan_restores(
                 raise
             log.warning("shard %d is not restored, and goes by its snapshots: %s", shard, error)
     return plans
-
-
-def _next_offsets(row: CommitRecord) -> dict[SourcePartition, int]:
-    return {(stream, partition): position.next_offset for stream, partition, position in row.positions}
 
 
 @dataclass(slots=True)
@@ -281,7 +277,7 @@ class _Run:
     arrow_rows: int
     at_once: int | None = None
 
-    def carry_out(self, plans: Mapping[int, Rebuild | CatchUp]) -> dict[int, str]:
+    def carry_out(self, plans: Mapping[int, Rebuild]) -> dict[int, str]:
         """Restore shards; give those whose older copy could not be caught up with, and why."""
         under_way = {shard: self._restoring(shard, chosen) for shard, chosen in plans.items()}
         for restoring in under_way.values():
@@ -309,20 +305,20 @@ class _Run:
                 self.watch.end(under_way[shard], *result)
         return failed
 
-    def _restoring(self, shard: int, chosen: Rebuild | CatchUp) -> Restoring:
-        caught_up = isinstance(chosen, CatchUp)
+    def _restoring(self, shard: int, chosen: Rebuild) -> Restoring:
+        new = chosen.start is None
         return Restoring(
             shard,
             chosen.record.commit.name,
             chosen.why,
-            "catch-up" if caught_up else "replay" if chosen.ranges else "changelog",
-            records=None if caught_up else chosen.record.message_count,
+            "catch-up" if not new else "replay" if chosen.ranges else "changelog",
+            records=chosen.record.message_count if new else None,
             ranges=chosen.ranges,
             topics=self.job.topics,
         )
 
     def _build(
-        self, plans: Mapping[int, Rebuild | CatchUp], chunks: Mapping[int, Sequence[str]]
+        self, plans: Mapping[int, Rebuild], chunks: Mapping[int, Sequence[str]]
     ) -> dict[int, tuple[int, int, float] | str]:
         """Build, prove and publish each shard, in parallel; give rows, bytes and seconds per shard, or why not."""
         make, checkpoint = self.make, self.checkpoint
@@ -343,12 +339,7 @@ class _Run:
                 yield shard, (restored.rows + restored.messages, restored.length, restored.seconds)
 
         items = [
-            (
-                shard,
-                self.pointers[shard].commit,
-                chosen.start if isinstance(chosen, CatchUp) else None,
-                list(chunks.get(shard, ())),
-            )
+            (shard, self.pointers[shard].commit, chosen.start, list(chunks.get(shard, ())))
             for shard, chosen in sorted(plans.items())
         ]
         each = self.at_once or max(1, len(items))
@@ -386,7 +377,7 @@ def following(watch: Listeners, under_way: Mapping[int, Restoring], files: Files
     look()
 
 
-def wanted(chosen: Rebuild | CatchUp) -> CommitRecord:
+def wanted(chosen: Rebuild) -> CommitRecord:
     """Give the commit's record, with the offsets that are to be replayed instead of all."""
     ranges = sorted((stream, partition, start) for (stream, partition), (start, _) in chosen.ranges.items())
     return msgspec.structs.replace(chosen.record, replay_from=ranges)

@@ -18,7 +18,7 @@ files between
 the changelog holds the commit, no messages to replay  `Rebuild` from the changelog alone
 in a task, none of these                               `Missing`: the supervisor restores
 the changelog does not hold the commit                 `Lost`
-database an ancestor, the source has what came since   `CatchUp`: keep its messages, replay the later ones
+database an ancestor, the source has what came since   `Rebuild` with its messages, replay the later ones
 the source lacks offsets to replay                     `Lost`
 otherwise                                              `Rebuild` from the changelog and the source
 ====================================================== ===========================================================
@@ -159,28 +159,13 @@ class Rebuild:
         record: The pointer's commit.
         ranges: Per source partition the offsets to replay, half-open; empty when no message is kept.
         why: What was found instead of a usable database.
+        start: The messages of the local database stay: it is at this ancestor, and only what came since is replayed.
     """
 
     record: CommitRecord
     ranges: Mapping[SourcePartition, tuple[int, int]]
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class CatchUp:
-    """Make a new generation out of the local database: its messages stay, everything else is in the changelog.
-
-    Attributes:
-        record: The pointer's commit.
-        start: What the local database is at: an ancestor.
-        ranges: Offsets that came since and are still wanted, half-open.
-        why: Why the database cannot be used as it is.
-    """
-
-    record: CommitRecord
-    start: Commit
-    ranges: Mapping[SourcePartition, tuple[int, int]]
-    why: str
+    start: Commit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +175,7 @@ class Lost:
     error: RewindError
 
 
-Plan = Start | Use | Advance | Fetch | Ahead | Missing | Queue | Rebuild | CatchUp | Lost
+Plan = Start | Use | Advance | Fetch | Ahead | Missing | Queue | Rebuild | Lost
 
 
 _Steps = dict[Commit, tuple[Commit | None, bool]]
@@ -214,9 +199,9 @@ def plan(pointer: Pointer | None, local: Local, remote: Remote = Remote(), *, in
 
     Ensures:
         Carrying out the plan, unless it is `Queue`, leaves a database whose commit row is `pointer.commit`, or raises.
-        `Use`, `Advance` and `Ahead` never replace a generation; `Start`, `Fetch`, `Rebuild` and `CatchUp` make a new
-        one and leave the old one alone. `Rebuild` names every offset that the record wants replayed, `CatchUp` those
-        that the database cannot have, and the source has all of them. Nothing but the pointer's own lineage is ever
+        `Use`, `Advance` and `Ahead` never replace a generation; `Start`, `Fetch` and `Rebuild` make a new one and leave
+        the old one alone. `Rebuild` names every offset that the record wants replayed, or with a `start` those that
+        that database cannot have, and the source has all of them. Nothing but the pointer's own lineage is ever
         applied: every step's parent is the commit before it.
     """
     database = local.database
@@ -244,6 +229,11 @@ def plan(pointer: Pointer | None, local: Local, remote: Remote = Remote(), *, in
     return _rebuild(pointer, local, remote, why, in_task)
 
 
+def next_offsets(record: CommitRecord) -> dict[SourcePartition, int]:
+    """Give the offset that comes next at a commit, per source partition."""
+    return {(stream, partition): position.next_offset for stream, partition, position in record.positions}
+
+
 def ranges_since(
     record: CommitRecord, positions: Mapping[SourcePartition, int]
 ) -> dict[SourcePartition, tuple[int, int]]:
@@ -255,7 +245,7 @@ def ranges_since(
 
 def replay_ranges(record: CommitRecord) -> dict[SourcePartition, tuple[int, int]]:
     """Give the offsets that a full replay of a commit reads, half-open, per source partition; empty ranges left out."""
-    ends = {(stream, partition): position.next_offset for stream, partition, position in record.positions}
+    ends = next_offsets(record)
     ranges = {(stream, partition): (start, ends[stream, partition]) for stream, partition, start in record.replay_from}
     return {key: (start, end) for key, (start, end) in ranges.items() if start < end}
 
@@ -333,7 +323,7 @@ def _rebuild(pointer: Pointer, local: Local, remote: Remote, why: str, in_task: 
     if isinstance(database, At) and database.commit in record.ancestors:
         since = ranges_since(record, database.positions)
         if not missing_offsets(since, remote.source or {}):
-            return CatchUp(record, database.commit, since, why)
+            return Rebuild(record, since, why, start=database.commit)
     lost = missing_offsets(ranges, remote.source or {}, remote.topics)
     if not ranges:
         lost.append(f"{record.message_count} messages are kept, and the commit names no offsets to replay them from")

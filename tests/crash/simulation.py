@@ -474,7 +474,7 @@ class World(Faults):
         source = self._held()
         found = {shard: probe.Unusable(why, probe.commit_here(job))}
         chosen = rebuild.plan_restores({shard: pointer}, found, job.changelog, source, why)[shard]
-        if not isinstance(chosen, rebuild.CatchUp):
+        if chosen.start is None:
             return False
         names = self._chunks(shard, rebuild.wanted(chosen))
         try:

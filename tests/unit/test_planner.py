@@ -12,7 +12,6 @@ from recovery.commit.pointer import At, Commit, CommitRecord, Offer, Pointer
 from recovery.restore.planner import (
     Advance,
     Ahead,
-    CatchUp,
     Database,
     Fetch,
     Local,
@@ -156,7 +155,7 @@ def test_every_combination(database: Database) -> None:
             assert carried_out(found, database, staged, offers) == D, context
         elif row is not None and row.message_count == 0:
             assert isinstance(found, Rebuild), context
-            assert found.ranges == {}, context
+            assert (found.start, found.ranges) == (None, {}), context
         elif in_task:
             assert isinstance(found, Missing), context
             assert found.why, context
@@ -164,12 +163,12 @@ def test_every_combination(database: Database) -> None:
             assert isinstance(found, Lost), context
             assert isinstance(found.error, HistoryLost), context
         elif here in ancestors(D) and row.ancestors and source and source[0, 0] in ((0, 60), (20, 50), (21, 60)):
-            assert isinstance(found, CatchUp), context
+            assert isinstance(found, Rebuild), context
             assert (found.start, found.ranges) == (here, {(0, 0): (30, 50)}), context
             assert found.why, context
         elif row.replay_from and source is not None and (0, 0) in source and source[0, 0] in ((0, 60), (20, 50)):
             assert isinstance(found, Rebuild), context
-            assert found.ranges == {(0, 0): (20, 50)}, context
+            assert (found.start, found.ranges) == (None, {(0, 0): (20, 50)}), context
         else:
             assert isinstance(found, Lost), context
             assert isinstance(found.error, HistoryLost), context

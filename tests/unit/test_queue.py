@@ -67,7 +67,7 @@ from recovery.restore import all_shards, replay
 from recovery.restore.all_shards import restore_beside, restore_shards
 from recovery.restore.build import restore_shard
 from recovery.restore.open_shard import OpenShard
-from recovery.restore.planner import CatchUp, Local, Remote, plan
+from recovery.restore.planner import Local, Rebuild, Remote, plan
 from recovery.restore.planner import Queue as Queueing
 from recovery.restore.replay import slices
 from recovery.share import ShardInput
@@ -1148,7 +1148,7 @@ def test_an_older_copy_is_not_given_up_for_what_passes(
     monkeypatch.setattr(all_shards, "build_snapshot", build)
     monkeypatch.setattr(all_shards, "crossing", lambda work: work)
     monkeypatch.setattr(all_shards, "run_on_tasks", lambda _, items, work: list(work(items)))
-    plans: Any = {0: CatchUp(MagicMock(), COMMIT, {}, "it is behind")}
+    plans: Any = {0: Rebuild(MagicMock(), {}, "it is behind", start=COMMIT)}
     if given_up:
         assert run._build(plans, {}) == {0: str(error)}
     else:
