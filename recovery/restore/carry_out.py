@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from backend.errors import RewindError, StateCorrupted, StorageFailed
@@ -19,9 +20,8 @@ from recovery.commit.pointer import At, Commit, CommitRecord, Pointer, read_comm
 from recovery.commit.shard_directory import Generation, ShardDirectory
 from recovery.files import copy_file
 from recovery.killpoints import kill_point
-from recovery.listener import Restoring
 from recovery.restore.planner import Advance, Database, Fetch, Nothing, Step, Unreadable
-from recovery.restore.tries import Recorder
+from recovery.restore.tries import Recorder, Try
 from recovery.snapshots.publisher import Snapshots
 from recovery.snapshots.reader import Broken
 
@@ -146,7 +146,7 @@ class CarryOut:
     def _try(self, pointer: Pointer, found: Advance | Fetch, here: Here, target: Generation, why: str) -> str:
         """Carry out a plan in a generation; give what was wrong, and note what is damaged."""
         how = "snapshot" if isinstance(found, Fetch) else "steps"
-        restoring = Restoring(pointer.shard, pointer.commit.name, why, how)
+        ended = partial(Try, pointer.shard, pointer.commit.name, why, how)
         fetches = isinstance(found, Fetch) or any(not step.local for step in found.steps)
         started, before = time.monotonic(), self._fetched_bytes
         piece: Step | None = None  # None: the snapshot that the steps are applied to
@@ -174,13 +174,14 @@ class CarryOut:
                     damaged = damaged and not Path(error.where).is_relative_to(target.path)
                 left_out = damaged or (isinstance(found, Fetch) and not isinstance(error, StorageFailed))
                 if fetches or left_out:
-                    self.recorder.suspended(restoring, str(error))
+                    self.recorder.add(ended(failed=str(error)))
                 if not left_out:
                     raise
                 self._note(found, piece)
                 return str(error)
         if fetches:
-            self.recorder.end(restoring, 0, self._fetched_bytes - before, time.monotonic() - started)
+            length, seconds = self._fetched_bytes - before, time.monotonic() - started
+            self.recorder.add(ended(length=length, seconds=seconds))
         return ""
 
     def _base(self, pointer: Pointer, found: Fetch, target: Generation) -> RocksStore:

@@ -4,7 +4,7 @@ Listeners live in the driver, and a shard that moves is fetched inside a task. S
 micro-batch's metrics carry it (`MOVES`, JSON), and the supervisor tells the listeners once the micro-batch is
 published. Tries of an attempt that failed are in the text of its error instead.
 
-A try: `{"shard", "commit", "why", "how"}`, and `{"failed"}` or `{"records", "length", "seconds"}`.
+A try: `{"shard", "commit", "why", "how"}`, and `{"failed"}` or `{"length", "seconds"}`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from backend.batch import SourcePartition
 from recovery.listener import Listeners, RestoreListener, Restoring
 
 MOVES = "moves"
@@ -34,7 +33,6 @@ class Try(msgspec.Struct, frozen=True, omit_defaults=True):
         why: What was found instead of usable state.
         how: As in `Restoring`.
         failed: Why it did not work; empty when it did.
-        records: Rows, as told.
         length: Bytes fetched.
         seconds: How long it took.
     """
@@ -44,30 +42,20 @@ class Try(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str
     how: str
     failed: str = ""
-    records: int = 0
     length: int = 0
     seconds: float = 0.0
 
 
 class Recorder:
-    """A restore listener that writes down every try that came to an end; one per attempt, not thread-safe."""
+    """Writes down every try that came to an end; one per attempt, not thread-safe."""
 
     def __init__(self) -> None:
         self.tries: list[Try] = []
 
-    def start(self, restoring: Restoring) -> None:
-        """Wait for how it ends."""
-
-    def batch(self, restoring: Restoring, end: Mapping[SourcePartition, int], records: int, length: int) -> None:
-        """Leave the details out."""
-
-    def suspended(self, restoring: Restoring, why: str) -> None:
-        """Write down a try that failed."""
-        self._add(restoring, failed=why)
-
-    def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
-        """Write down a try that worked."""
-        self._add(restoring, records=records, length=length, seconds=seconds)
+    def add(self, one: Try) -> None:
+        """Write a try down."""
+        if len(self.tries) < MAX_TRIES:
+            self.tries.append(one)
 
     @property
     def failures(self) -> str:
@@ -77,10 +65,6 @@ class Recorder:
     def metrics(self) -> dict[str, str]:
         """Give the tries as a metric; empty when there were none."""
         return {MOVES: msgspec.json.encode(self.tries).decode()} if self.tries else {}
-
-    def _add(self, restoring: Restoring, **ended: Any) -> None:
-        if len(self.tries) < MAX_TRIES:
-            self.tries.append(Try(restoring.shard, restoring.commit, restoring.why, restoring.how, **ended))
 
 
 def moves(metrics: Mapping[str, Any]) -> list[Try]:
@@ -98,4 +82,4 @@ def relay(tries: Iterable[Try], listeners: Iterable[RestoreListener]) -> None:
         if one.failed:
             watch.suspended(restoring, one.failed)
         else:
-            watch.end(restoring, one.records, one.length, one.seconds)
+            watch.end(restoring, 0, one.length, one.seconds)

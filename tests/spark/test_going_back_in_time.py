@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from recovery.restore.replay import read_pointers
-from recovery.restore.tries import Recorder
 from tests.spark.test_rules_in_spark import expected, last_revisions, messages, start, write
+from tests.support.heard import Heard
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -42,7 +42,7 @@ def ended(spark, tmp_path: Path, rows, request):
 
 @pytest.mark.parametrize("ended", [2], indirect=True)
 def test_packages_lead_back_and_no_restart_is_needed(spark, tmp_path: Path, rows, ended) -> None:
-    listener = Recorder()
+    listener = Heard()
     query = start(spark, tmp_path, snapshots=2, listeners=(listener,))
     query.await_termination()
     back = [one for one in listener.tries if "rolled back" in one.why]
@@ -55,7 +55,7 @@ def test_packages_lead_back_and_no_restart_is_needed(spark, tmp_path: Path, rows
 
 @pytest.mark.parametrize("ended", ["off"], indirect=True)
 def test_changelog_and_source_lead_back(spark, tmp_path: Path, rows, ended) -> None:
-    listener = Recorder()
+    listener = Heard()
     query = start(spark, tmp_path, snapshots="off", queue_bytes="off", listeners=(listener,))
     query.await_termination()
     replayed = {(one.shard, one.commit, one.how, one.failed) for one in listener.tries if one.how != "snapshot"}

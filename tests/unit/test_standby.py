@@ -248,7 +248,7 @@ def test_what_refuses_for_a_time_is_no_broken_snapshot(hosts, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(LocalFiles, "get", refuse)
         heard = MagicMock()
-        patch.setattr("recovery.restore.carry_out.Recorder.suspended", heard)
+        patch.setattr("recovery.restore.carry_out.Recorder.add", heard)
         with pytest.raises(StorageFailed, match=says):
             run_attempt(two, pointer, 3, given([3]))
         assert heard.call_count == 1

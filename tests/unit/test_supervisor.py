@@ -56,6 +56,7 @@ from recovery.supervise import patience, supervisor
 from recovery.supervise.beside import Beside
 from recovery.supervise.housekeeping import Housekeeping
 from recovery.supervise.supervisor import Progress, QueryPlan, RewindQuery
+from tests.support.heard import Heard
 from tests.support.quick_java import PATIENCE_S
 
 SPARK = "org.apache.spark.SparkException"
@@ -798,7 +799,7 @@ def test_a_source_that_spark_reads_is_at_its_end_when_a_micro_batch_of_this_star
 
 
 def test_what_a_shard_tells_of_a_micro_batch_reaches_housekeeping_and_listeners() -> None:
-    commit, heard = Commit(3, "a" * 32), Recorder()
+    commit, heard = Commit(3, "a" * 32), Heard()
     tried = Recorder()
     tried.tries = [Try(0, commit.name, "no local state", "snapshot", failed="a byte is wrong in 3.sst")]
     tried.tries += [Try(0, commit.name, "a byte is wrong in 3.sst", "snapshot", length=900, seconds=0.5)]
