@@ -78,6 +78,14 @@ def open_here(generation: Generation | None) -> Here:
     return here
 
 
+def commit_of(directory: ShardDirectory) -> tuple[Generation | None, CommitRecord | None]:
+    """Read which generation is current and its commit; a damaged one has none. The caller holds the lock."""
+    here = open_here(directory.current())
+    found = here.generation, here.row
+    here.close()
+    return found
+
+
 @dataclass(slots=True)
 class CarryOut:
     """Carries out plans for one shard, whose lock the caller holds.

@@ -15,10 +15,11 @@ from backend.errors import RewindError, StateAhead, StateCorrupted
 from backend.rocks import RocksStore
 from backend.spark.session.jvm import run_on_tasks
 from backend.store.storage import is_damage
-from recovery.commit.pointer import CommitRecord, Pointer, read_commit_row
+from recovery.commit.pointer import CommitRecord, Pointer
 from recovery.commit.scratch import scratch_directory
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob
+from recovery.restore.carry_out import commit_of
 from recovery.restore.open_shard import Opened, OpenShard
 
 if TYPE_CHECKING:
@@ -62,10 +63,7 @@ def commit_here(job: ShardJob) -> CommitRecord | None:
     """Give what the local database of a shard is at, whatever the pointer says; None when it cannot be read."""
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     with directory.lock(job.lock_wait_s), suppress(RewindError):
-        generation = directory.current()
-        if generation is not None:
-            with RocksStore.open(generation.database, create=False) as store:
-                return read_commit_row(store)
+        return commit_of(directory)[1]
     return None
 
 

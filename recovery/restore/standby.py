@@ -25,12 +25,13 @@ from backend.errors import RewindError, StoreLocked
 from backend.rocks import RocksStore
 from backend.spark.session.jvm import cores, run_on_tasks
 from backend.store.protocol import Staged
-from backend.store.storage import done_without, is_damage
-from recovery.commit.pointer import At, Commit, CommitRecord, read_commit_row
+from backend.store.storage import is_damage
+from recovery.commit.pointer import At, Commit, read_commit_row
 from recovery.commit.scratch import hold, scratch_directory
 from recovery.commit.shard_directory import Generation, ShardDirectory
 from recovery.files import make_directory
 from recovery.jobs import ShardJob
+from recovery.restore.carry_out import commit_of
 from recovery.restore.open_shard import reclaim_if_due
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> Given:
         return Given()  # looked at without the lock, which the owner's tasks wait for
     try:
         with directory.lock(0):
-            generation, row = _here(directory)
+            generation, row = commit_of(directory)
     except StoreLocked:
         return Given()
     if row is not None and row.commit.version >= commit.version:
@@ -220,7 +221,7 @@ def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> Given:
                     break
         try:
             with directory.lock(0):
-                if _here(directory) != (generation, row):
+                if commit_of(directory) != (generation, row):
                     return Given()
                 if files:
                     assert generation is not None
@@ -244,14 +245,3 @@ def _ingest(generation: Generation, files: Sequence[Staged], before: int) -> Non
         if after is not None:
             reclaim_if_due(store, after, before)
         store.settle()
-
-
-def _here(directory: ShardDirectory) -> tuple[Generation | None, CommitRecord | None]:
-    """Read which copy is here and its commit; a damaged one has none. The caller holds the lock."""
-    generation = directory.current()
-    if generation is None:
-        return None, None
-    row = None
-    with done_without(), RocksStore.open(generation.database, create=False) as store:
-        row = read_commit_row(store)
-    return generation, row
