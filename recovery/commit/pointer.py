@@ -277,20 +277,3 @@ class At:
 
     commit: Commit | None
     positions: Mapping[SourcePartition, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A snapshot on the checkpoint's filesystem.
-
-    Attributes:
-        commit: What it brings the state to.
-        parent: For a step, the commit it is applied to (None: an empty database).
-        full: A whole database; otherwise a step.
-        length: Bytes of its files.
-    """
-
-    commit: Commit
-    parent: Commit | None
-    full: bool
-    length: int = 0

@@ -15,7 +15,7 @@ from backend.errors import StateAhead, StateUnavailable
 from backend.rocks import RocksStore
 from backend.store.bounds import reclaim
 from backend.store.storage import done_without, storage
-from recovery.commit.pointer import At, Commit, CommitRecord, Offer, Pointer
+from recovery.commit.pointer import At, Commit, CommitRecord, Pointer
 from recovery.commit.shard_directory import Generation, ShardDirectory
 from recovery.restore.carry_out import RESTORE_COMMAND, CarryOut, Here, open_here
 from recovery.restore.planner import (
@@ -31,6 +31,7 @@ from recovery.restore.planner import (
     Use,
     plan,
 )
+from recovery.snapshots.manifest import Snapshot
 from recovery.snapshots.publisher import Snapshots
 
 
@@ -96,7 +97,7 @@ class OpenShard:
         """Bring what is here to the pointer; give the version at which this copy was before, -1 for none."""
         began = here.row.commit.version if here.row is not None else -1
         staged = _staged(pointer, here.generation)
-        offers: tuple[Offer, ...] = ()
+        offers: tuple[Snapshot, ...] = ()
         looked = self.snapshots is None
         why = ""
         while True:
@@ -132,7 +133,7 @@ class OpenShard:
                 offers = self._offers(self.snapshots, pointer, here, usable)
                 looked = True
 
-    def _offers(self, snapshots: Snapshots, pointer: Pointer, here: Here, staged: Set[Commit]) -> tuple[Offer, ...]:
+    def _offers(self, snapshots: Snapshots, pointer: Pointer, here: Here, staged: Set[Commit]) -> tuple[Snapshot, ...]:
         """Look at what leads to the commit; where its own step lies here alone, not uploaded, at what leads to that."""
         start, broken = here.database if isinstance(here.database, At) else None, self.tries.broken
         offers = snapshots.offers(pointer.shard, toward=pointer.commit, start=start, broken=broken)
@@ -150,7 +151,7 @@ class OpenShard:
                 command="rewind restore <checkpoint> <module:function> (with no query running)",
             )
 
-    def _check_length(self, found: Advance | Fetch, offers: tuple[Offer, ...]) -> None:
+    def _check_length(self, found: Advance | Fetch, offers: tuple[Snapshot, ...]) -> None:
         wanted = {(step.commit, False) for step in found.steps if not step.local}
         if isinstance(found, Fetch) and found.snapshot is not None:
             wanted.add((found.snapshot, True))

@@ -33,7 +33,8 @@ from types import MappingProxyType
 from backend.batch import SourcePartition
 from backend.errors import HistoryLost, RewindError
 from backend.texts import source_partition
-from recovery.commit.pointer import At, Commit, CommitRecord, Offer, Pointer, RestoringPointer
+from recovery.commit.pointer import At, Commit, CommitRecord, Pointer, RestoringPointer
+from recovery.snapshots.manifest import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Remote:
         topics: Stream -> topic, for errors.
     """
 
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[Snapshot, ...] = ()
     record: CommitRecord | None = None
     source: Mapping[SourcePartition, tuple[int, int]] | None = None
     topics: Mapping[int, str] = field(default_factory=dict)
@@ -290,7 +291,7 @@ def _path(target: Commit, start: Commit | None, steps: _Steps) -> tuple[Step, ..
     return tuple(reversed(found))
 
 
-def _fetch(pointer: Pointer, steps: _Steps, offers: Iterable[Offer], why: str) -> Fetch | None:
+def _fetch(pointer: Pointer, steps: _Steps, offers: Iterable[Snapshot], why: str) -> Fetch | None:
     """Choose the newest snapshot from which steps lead to the pointer: the fewest files to ingest."""
     full = sorted((offer.commit for offer in offers if offer.full), reverse=True)
     for commit in full:

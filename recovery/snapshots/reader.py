@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from backend.errors import StateCorrupted, UnknownFormat
 from backend.store.storage import done_without
-from recovery.commit.pointer import At, Commit, CommitRecord, Offer
+from recovery.commit.pointer import At, Commit, CommitRecord
 from recovery.files import Files
 from recovery.snapshots.manifest import PackedFile, Snapshot, damaged, decode_manifest, manifest_name
 
@@ -48,7 +48,7 @@ class SnapshotReader:
         toward: Commit | None = None,
         start: At | None = None,
         broken: Collection[Broken] = (),
-    ) -> tuple[Offer, ...]:
+    ) -> tuple[Snapshot, ...]:
         """Give what the planner can choose from; a snapshot whose manifest is damaged, or not given, is not offered.
 
         Args:
@@ -61,7 +61,7 @@ class SnapshotReader:
         names = self._manifests(shard)
         if toward is None:
             found = [self._usable(shard, name) for name in names]
-            return tuple(_offer(one) for one in found if one is not None)
+            return tuple(one for one in found if one is not None)
         if start is not None:
             steps = self._back(shard, toward, start, set(names), broken)
             if steps and steps[-1].parent == start.commit:
@@ -91,7 +91,7 @@ class SnapshotReader:
         names: Collection[str],
         broken: Collection[Broken],
         whole: Mapping[str, int] | None = None,
-    ) -> list[Offer]:
+    ) -> list[Snapshot]:
         """Walk from a commit back over steps: to `start`, or to the newest full snapshot; less where a step is missing.
 
         Args:
@@ -104,19 +104,19 @@ class SnapshotReader:
                 filesystem does not give ends the walk: nothing may be deleted then. None: neither is looked at.
         """
         read = self._usable if whole is None else self._sound
-        found: list[Offer] = []
+        found: list[Snapshot] = []
         at: Commit | None = toward
         while at is not None and (start is None or at != start.commit):
             name = manifest_name(at, full=True)
             if start is None and name in names and (at, True) not in broken:
                 full = read(shard, name)
                 if full is not None and (whole is None or len(self._present(full, whole)) == len(full.files)):
-                    return [*found, _offer(full)]
+                    return [*found, full]
             name = manifest_name(at, full=False)
             step = read(shard, name) if name in names and (at, False) not in broken else None
             if step is None or (step.parent is not None and step.parent.version >= at.version):
                 return found
-            found.append(_offer(step))
+            found.append(step)
             if start is not None and _is_before(step.parent, start.commit):
                 return found
             at = step.parent
@@ -166,10 +166,6 @@ class SnapshotReader:
         except FileNotFoundError as error:
             raise damaged(where, "the manifest is missing") from error
         return decode_manifest(data, shard, name, where)
-
-
-def _offer(snapshot: Snapshot) -> Offer:
-    return Offer(snapshot.commit, snapshot.parent, snapshot.full, snapshot.length)
 
 
 def _is_before(at: Commit | None, start: Commit | None) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from backend.batch import Position
 from backend.errors import HistoryLost
-from recovery.commit.pointer import At, Commit, CommitRecord, Offer, Pointer
+from recovery.commit.pointer import At, Commit, CommitRecord, Pointer
 from recovery.restore.planner import (
     Advance,
     Ahead,
@@ -30,6 +30,7 @@ from recovery.restore.planner import (
     ranges_since,
     replay_ranges,
 )
+from recovery.snapshots.manifest import Snapshot
 
 # the committed lineage is A(1) <- B(2) <- C(4) <- D(5); the pointer is at D; E(6) came after; X(5), Y(3) are foreign
 A, B, C, D, E = (Commit(version, name * 32) for version, name in [(1, "a"), (2, "b"), (4, "c"), (5, "d"), (6, "e")])
@@ -65,16 +66,22 @@ DATABASES: list[Database] = [
     At(None),
     *(At(commit, {(0, 0): 30}) for commit in (A, B, C, D, E, X, Y)),
 ]
-STEPS = {commit: Offer(commit, PARENT[commit], False) for commit in (A, B, C, D, X)}
+
+
+def offer(commit: Commit, parent: Commit | None, full: bool) -> Snapshot:
+    return Snapshot(0, commit, parent, "folder" if full else "", [])
+
+
+STEPS = {commit: offer(commit, PARENT[commit], False) for commit in (A, B, C, D, X)}
 OFFERS = [
     (),
-    (Offer(D, None, True),),
-    (Offer(B, None, True),),
-    (Offer(B, None, True), STEPS[C], STEPS[D]),
-    (Offer(A, None, True), Offer(C, None, True), STEPS[B], STEPS[C], STEPS[D]),
-    (Offer(A, None, True), STEPS[C], STEPS[D]),  # a gap at B
+    (offer(D, None, True),),
+    (offer(B, None, True),),
+    (offer(B, None, True), STEPS[C], STEPS[D]),
+    (offer(A, None, True), offer(C, None, True), STEPS[B], STEPS[C], STEPS[D]),
+    (offer(A, None, True), STEPS[C], STEPS[D]),  # a gap at B
     (STEPS[A], STEPS[B], STEPS[C], STEPS[D]),
-    (Offer(X, None, True), STEPS[X], Offer(Y, None, True)),  # only foreign ones
+    (offer(X, None, True), STEPS[X], offer(Y, None, True)),  # only foreign ones
     (STEPS[D],),
 ]
 RECORDS = [None, record(0, None), record(7, 20), record(7, None), record(7, 20, known=True)]
@@ -94,7 +101,7 @@ def reaches(start: Commit | None, edges: dict[Commit | None, set[Commit]]) -> bo
     return False
 
 
-def carried_out(found: Plan, database: Database, staged: bool, offers: tuple[Offer, ...]) -> Commit | None:
+def carried_out(found: Plan, database: Database, staged: bool, offers: tuple[Snapshot, ...]) -> Commit | None:
     """Apply a plan to a toy shard, checking every precondition; give the commit that it ends at."""
     at: Commit | None
     match found:
@@ -203,7 +210,7 @@ def test_the_first_commit_applies_to_an_empty_database() -> None:
 
 
 def test_a_lineage_that_does_not_fall_is_not_walked_for_ever() -> None:
-    loop = (Offer(D, C, False), Offer(C, D, False))
+    loop = (offer(D, C, False), offer(C, D, False))
     assert isinstance(plan(POINTER, Local(At(A)), Remote(loop)), Missing)
 
 

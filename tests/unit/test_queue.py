@@ -56,7 +56,7 @@ from recovery.changelog.message_log import MessageLog
 from recovery.changelog.records import Kind
 from recovery.commit.lease import take
 from recovery.commit.option_sets import ByVersion
-from recovery.commit.pointer import At, Commit, Offer, Pointer, RestoringPointer, decode, encode, read_commit_row
+from recovery.commit.pointer import At, Commit, Pointer, RestoringPointer, decode, encode, read_commit_row
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import LocalFiles, open_files
 from recovery.jobs import Incarnation, ShardJob
@@ -71,6 +71,7 @@ from recovery.restore.planner import Local, Rebuild, Remote, plan
 from recovery.restore.planner import Queue as Queueing
 from recovery.restore.replay import slices
 from recovery.share import ShardInput
+from recovery.snapshots.manifest import PackedFile, Snapshot
 from recovery.snapshots.publisher import Snapshots
 from recovery.supervise.beside import ASKED_FOR, MAX_REFUSED, MAX_TRIES, RETRY_S, Beside
 from recovery.supervise.housekeeping import Housekeeping
@@ -1030,7 +1031,7 @@ def test_packages_lie_where_the_shard_runs_before_it_is_asked(
     (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
     done: list[Any] = []
     second = Pointer(1, Commit(3, "c" * 32), None, 0, "", [], {}, "")
-    offers = {0: (), 1: (Offer(second.commit, None, True, 9),)}
+    offers = {0: (), 1: (Snapshot(1, second.commit, None, "folder", [PackedFile("f", 9, "")]),)}
     snapshots = SimpleNamespace(offers=lambda shard, toward: offers[shard])
 
     def bring(_: object, __: object, commits: dict[int, Commit]) -> frozenset[int]:
