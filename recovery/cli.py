@@ -329,7 +329,7 @@ def outputs(
 ) -> None:
     """Show where the query writes to; with --new, let its next start write to whatever it is then given."""
     from recovery.commit.lease import leased
-    from recovery.commit.option_sets import versions_in
+    from recovery.commit.option_sets import newest_in
     from recovery.commit.outputs import forget_outputs, read_outputs
 
     location = Checkpoint(checkpoint).location
@@ -337,7 +337,7 @@ def outputs(
     if new:
         with leased(location, "rewind outputs"):
             forget_outputs(location)
-    planned, committed = (max(versions_in(location, log), default=-1) for log in ("offsets", "commits"))
+    planned, committed = (newest_in(location, log) for log in ("offsets", "commits"))
     again = planned if new and found and planned > committed else None
     if as_json:
         report.print_json({"outputs": found, "new": new, "planned": again})

@@ -16,7 +16,7 @@ from backend.sources import Source, TopicPartition
 from backend.sources.spark_offsets import positions_in
 from backend.texts import visible
 from recovery.commit.manifest import query_id
-from recovery.commit.option_sets import versions_in
+from recovery.commit.option_sets import newest_in, versions_in
 from recovery.commit.spark_files import METADATA, damaged_spark_files, read_spark_file
 from recovery.files import open_files
 
@@ -54,7 +54,7 @@ def _check_no_hole(checkpoint: str) -> None:
     A query may run: it has committed all but the last that was seen to be planned.
     """
     planned = newest_planned(checkpoint)
-    committed = max(versions_in(checkpoint, "commits"), default=-1)
+    committed = newest_in(checkpoint, "commits")
     if planned > committed + 1:
         back = "put commits and offsets back from a copy of the checkpoint"
         raise StateCorrupted(
@@ -71,7 +71,7 @@ def _check_no_hole(checkpoint: str) -> None:
 
 def newest_planned(checkpoint: str) -> int:
     """Return the newest micro-batch that Spark has planned, committed or not; -1 before the first."""
-    return max(versions_in(checkpoint, "offsets"), default=-1)
+    return newest_in(checkpoint, "offsets")
 
 
 def has_begun(checkpoint: str) -> bool:

@@ -53,7 +53,7 @@ from backend.windows.operator import WindowOperator
 from recovery.changelog import KAFKA, Changelog, check_changelog, open_changelog
 from recovery.commit.lease import Lease, take
 from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, changelog_uri, read_manifest, record, settle
-from recovery.commit.option_sets import ByVersion, sets_from, versions_in
+from recovery.commit.option_sets import ByVersion, newest_in, sets_from, versions_in
 from recovery.commit.outputs import are_new, check_outputs, output_id, read_outputs, write_outputs
 from recovery.commit.pointer import Pointer, RestoringPointer
 from recovery.commit.relocation import check_alone, settle_in
@@ -415,7 +415,7 @@ def _open(
             keep_versions,
             checkpoint=checkpoint,
             message_log=message_log(checkpoint, job.logged) if job.logged else None,
-            committed=max(versions_in(checkpoint, "commits"), default=-1),
+            committed=newest_in(checkpoint, "commits"),
         ),
         shards=job.shards,
         targets=_targets(job, spark) if options.until == "end" else None,
@@ -543,7 +543,7 @@ def terms_of(job: Job, settled: Manifest, checkpoint: str, queued: Sequence[int]
         queued: Micro-batches that shards have queued, the oldest of each: they are yet to run.
     """
     today = settled.sets[-1].options
-    following = min([max(versions_in(checkpoint, "commits"), default=-1) + 1, *queued])
+    following = min([newest_in(checkpoint, "commits") + 1, *queued])
 
     def terms(options: Mapping[str, Any]) -> Terms:
         named = {**today, **options}  # a manifest of format 1 does not name all

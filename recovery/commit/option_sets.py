@@ -163,3 +163,8 @@ def sets_from(sets: Sequence[OptionSet], version: int) -> tuple[OptionSet, ...]:
 def versions_in(checkpoint: str, log: str) -> list[int]:
     """Return the versions in one of Spark's logs, rising: `offsets` are planned, `commits` committed."""
     return sorted(int(name) for name in open_files(checkpoint).list(log) if name.isdecimal())
+
+
+def newest_in(checkpoint: str, log: str) -> int:
+    """Return the newest version in one of Spark's logs, -1 where there is none."""
+    return max(versions_in(checkpoint, log), default=-1)

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 
 from backend.errors import UNDECODABLE, PointerDamaged
-from recovery.commit.option_sets import versions_in
+from recovery.commit.option_sets import newest_in, versions_in
 from recovery.files import LocalFiles, open_files
 
 METADATA = "metadata"
@@ -79,7 +79,7 @@ def _command(checkpoint: str, folder: str, own: str, beside: str) -> str:
         f"with no query running, put this file and {beside} back from a copy of the checkpoint, and leave the rest"
         f" (where you know that the file is whole, remove {beside})"
     )
-    if folder == "offsets" and int(own) > max(versions_in(checkpoint, "commits"), default=-1):
+    if folder == "offsets" and int(own) > newest_in(checkpoint, "commits"):
         return (
             f"{back}; or, because its micro-batch is not committed, remove both: it is planned anew, and a sink that"
             " has brought out rows of it compares"

@@ -28,7 +28,7 @@ from backend.errors import QueryStopped, RewindError
 from backend.sources.spark_offsets import is_ours, positions_in
 from backend.texts import one_line
 from recovery.commit.lease import Lease
-from recovery.commit.option_sets import versions_in
+from recovery.commit.option_sets import newest_in
 from recovery.commit.pointer import Commit
 from recovery.failures import Failure, Kind, QueryFailed, is_interruption, java_chain, read, summary
 from recovery.listener import RestoreListener, is_telling
@@ -428,7 +428,7 @@ class RewindQuery:
                     self._plan.beside.join(self._end_restores)  # all that it restores is restored here, and faster
                     self._end_copies()
                     self._plan.restore(failure.text)
-                    self._plan.beside.restored(max(versions_in(self._plan.checkpoint, "commits"), default=-1))
+                    self._plan.beside.restored(newest_in(self._plan.checkpoint, "commits"))
                 finally:
                     self._restoring = False
                 self.progress.restores += 1

@@ -12,7 +12,7 @@ from backend.errors import HistoryLost, SourceWentBack, StateCorrupted
 from backend.kafka_client.loss import named_loss
 from backend.spark import resume
 from backend.spark.resume import check_resumable, clear_unplanned, committed_positions
-from recovery.commit.option_sets import versions_in
+from recovery.commit.option_sets import newest_in
 from recovery.failures import Link, QueryFailed, losses_named, read
 
 SAID = (
@@ -145,8 +145,8 @@ def test_logs_that_were_taken_back_in_part_are_named(tmp_path: Path, offsets: tu
 
 
 def test_a_query_that_runs_meanwhile_makes_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def goes_on(checkpoint: str, log: str) -> list[int]:
-        found = versions_in(checkpoint, log)
+    def goes_on(checkpoint: str, log: str) -> int:
+        found = newest_in(checkpoint, log)
         for kind, version in (("commits", newest[0] + 1), ("offsets", newest[0] + 2)):
             (tmp_path / kind / str(version)).write_text("v1\n{}")
         newest[0] += 1
@@ -157,7 +157,7 @@ def test_a_query_that_runs_meanwhile_makes_no_hole(tmp_path: Path, monkeypatch: 
         (tmp_path / log).mkdir()
         for version in versions:
             (tmp_path / log / str(version)).write_text("v1\n{}")
-    monkeypatch.setattr(resume, "versions_in", goes_on)
+    monkeypatch.setattr(resume, "newest_in", goes_on)
     check_resumable(str(tmp_path), [])
     assert newest[0] > 1
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from backend.spark.session.jvm import checkpoint_files, cloned
-from recovery.commit.option_sets import versions_in
+from recovery.commit.option_sets import newest_in
 from recovery.files import open_files
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def is_copied(checkpoint: str, shards: int, *, ends: bool) -> bool:
         ends: The query ends by itself.
     """
     most = MOST_DELTAS_OF_SHORT if ends else MOST_DELTAS
-    version = max(versions_in(checkpoint, "commits"), default=-1) + 1  # of the state; the log has the one before
+    version = newest_in(checkpoint, "commits") + 1  # of the state; the log has the one before
     if version <= most:
         return False
     files = open_files(checkpoint)
