@@ -215,7 +215,6 @@ class CarryOut:
                 "a snapshot's staged file is not the one that the pointer names",
                 where=f"shard {pointer.shard}, commit {step.commit.name}",
                 why=f"digest {file.digest}, {pointer.staged_digest} was committed",
-                command="rewind verify <checkpoint>",
             )
         return file
 
