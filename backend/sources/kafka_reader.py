@@ -68,7 +68,7 @@ def cut(topic: str, partition: int, start: int, end: int, per_task: int) -> list
     return [Piece(topic, partition, low, high) for low, high in pairwise(bounds)]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics.
 

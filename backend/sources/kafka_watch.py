@@ -114,7 +114,8 @@ def check_end(settings: KafkaSettings, key: TopicPartition, position: int, leade
     """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-    more = {"auto_offset_reset": "error", "fetch_message_max_bytes": 1024}
+    # a position may be so old that brokers read it from remote storage: those before 3.8 take the wait for their limit
+    more = {"auto_offset_reset": "error", "fetch_message_max_bytes": 1024, "fetch_wait_max_ms": 500}
     asking = consumer(settings, "rewind-reader", committed_only=True, **more)
     try:
         asking.assign([TopicPartition(*key, position, leader_epoch=leader_epoch)])
