@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,11 @@ from backend.batch import Operator
 from recovery.changelog import Changelog, open_changelog
 from recovery.changelog import message_log as logged_messages
 from recovery.changelog.message_log import MessageLog
+from recovery.commit.option_sets import ByVersion
 from recovery.commit.spark_files import planned_time
 from recovery.files import Files, open_files
 from recovery.queue.entries import DIRECTORY, Queue
+from recovery.queue.seals import Decision
 from recovery.snapshots.publisher import Snapshots
 
 SNAPSHOTS_DIRECTORY = "rewind/snapshots"
@@ -158,15 +160,23 @@ class Incarnation:
     Attributes:
         checkpoint: Spark's checkpoint location.
         number: See `CommitRecord`.
-        queue: The queue of each of its shards, with the operator by version.
+        operators: The operator by version.
+        queues: See `Queue.begins`.
+        planned: See `Queue`.
+        sealed: See `Queue`.
     """
 
     checkpoint: str
     number: int
-    queue: Queue
+    operators: ByVersion[Operator]
+    queues: bool
+    planned: int
+    sealed: Mapping[int, Decision]
 
     def job(self, make: Callable[[str, int], ShardJob], query_id: str, shard: int, version: int) -> ShardJob:
         """Make the job of one shard in one micro-batch, for the tasks of this start.
+
+        A task opens the queue's files itself: what the driver opened would bring the driver's credentials.
 
         Args:
             make: Makes the job of a shard under the options of today.
@@ -174,8 +184,9 @@ class Incarnation:
             shard: The shard.
             version: The micro-batch.
         """
-        operator = self.queue.operators.at(version)
-        return replace(make(query_id, shard), operator=operator, incarnation=self.number, queue=self.queue)
+        files, operator = queue_files(self.checkpoint), self.operators.at(version)
+        queue = Queue(files, self.operators, self.queues, self.planned, dict(self.sealed))
+        return replace(make(query_id, shard), operator=operator, incarnation=self.number, queue=queue)
 
 
 def next_incarnation(checkpoint: str, planned: int) -> int:

@@ -13,9 +13,8 @@ from backend.spark.resume import newest_planned
 from backend.spark.session.jvm import speculates
 from recovery.commit.lease import Lease
 from recovery.commit.option_sets import ByVersion, versions_in
-from recovery.jobs import Incarnation, next_incarnation, queue_files
+from recovery.jobs import Incarnation, next_incarnation
 from recovery.killpoints import kill_point
-from recovery.queue.entries import Queue
 from recovery.queue.seals import decisions_in, prune_seals, read_seal, write_seal
 
 if TYPE_CHECKING:
@@ -68,8 +67,7 @@ def incarnation_of(checkpoint: str, operators: ByVersion[Operator], queues: bool
     prune_seals(checkpoint, min(commits, default=0), planned)
     again = planned if planned > max(commits, default=-1) else -1
     number = next_incarnation(checkpoint, max([planned, *commits]))
-    queue = Queue(queue_files(checkpoint), operators, queues, again, read_seal(checkpoint, again))
-    return Incarnation(checkpoint, number, queue)
+    return Incarnation(checkpoint, number, operators, queues, again, read_seal(checkpoint, again))
 
 
 def seal_by(sink: Sink, function: Seal) -> None:
@@ -103,9 +101,9 @@ class Sealing:
             ValueError: The sink cannot, see `seal_by`.
         """
         # what queued in a micro-batch that runs again queues again, also where nothing may begin to, and adopts later
-        self._needed = self._needed or started.queue.begins or bool(started.queue.sealed)
+        self._needed = self._needed or started.queues or bool(started.sealed)
         # also a driver before, which stood still, may yet seal what this one runs again
-        seals = self._needed or started.queue.planned >= 0
+        seals = self._needed or started.planned >= 0
         try:  # without a seal too: another query that it wrote for has left its own there
             seal_by(self._sink, partial(seal, started, self._lease) if seals else unsealed)
         except ValueError:
@@ -120,7 +118,7 @@ def seal(started: Incarnation, lease: Lease, version: int, rows: Iterable[Mappin
         CheckpointTaken: A newer start has taken the checkpoint over.
     """
     decided = decisions_in(rows)
-    if decided or version == started.queue.planned:
+    if decided or version == started.planned:
         lease.check()
         kill_point("before_seal", version)
         write_seal(started.checkpoint, version, started.number, decided)

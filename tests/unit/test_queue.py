@@ -277,14 +277,14 @@ def test_a_start_hands_its_tasks_the_seal_of_what_was_planned_and_not_committed(
     for version, decision in ((7, Decision.QUEUED), (9, Decision.ADOPTED)):
         seals.write_seal(place, version, 1, {0: decision})
     started = incarnation_of(place, operators, True)
-    assert (started.queue.planned, started.queue.sealed) == (7, {0: Decision.QUEUED})
+    assert (started.planned, dict(started.sealed)) == (7, {0: Decision.QUEUED})
     assert seals.read_seal(place, 9) == {}, "it was taken back: what comes will be another micro-batch"
     queue = started.job(lambda *_: job, "q", 0, 7).queue
     assert queue is not None
-    assert (queue.planned, queue.sealed) == (7, {0: Decision.QUEUED})
+    assert (queue.planned, dict(queue.sealed)) == (7, {0: Decision.QUEUED})
     (tmp_path / "commits" / "7").write_text("v1")
     later = incarnation_of(place, operators, True)
-    assert (later.queue.planned, later.queue.sealed, later.number) == (-1, {}, started.number + 1)
+    assert (later.planned, dict(later.sealed), later.number) == (-1, {}, started.number + 1)
 
 
 def test_a_start_that_never_queues_seals_what_it_runs_again_and_nothing_else(tmp_path: Path) -> None:
@@ -1371,7 +1371,7 @@ def test_a_driver_that_was_replaced_seals_nothing(tmp_path: Path) -> None:
     place = str(tmp_path)
     lease = take(place, "the old driver")
     _take_over(place)
-    started = Incarnation(place, 1, Queue(open_files(place), ByVersion.always(CountingOperator()), True, -1))
+    started = Incarnation(place, 1, ByVersion.always(CountingOperator()), True, -1, {})
     row = {"shard": 0, "metrics": json.dumps({seals.DECISION: "queued"})}
     with pytest.raises(CheckpointTaken):
         seal(started, lease, 7, [row])
@@ -1392,13 +1392,12 @@ def test_a_driver_that_is_replaced_while_it_seals_publishes_nothing_and_binds_no
         _take_over(place)
         new = SimpleNamespace(check=lambda: None)
         monkeypatch.setattr(queueing, "write_seal", write)
-        again = Queue(open_files(place), operators, True, 7)
-        seal(Incarnation(place, 2, again), new, 7, [{"shard": 0, "metrics": "{}"}])  # type: ignore[arg-type]
+        seal(Incarnation(place, 2, operators, True, 7, {}), new, 7, [{"shard": 0, "metrics": "{}"}])  # type: ignore[arg-type]
         write(*given)
 
     monkeypatch.setattr(queueing, "write_seal", late)
     with pytest.raises(CheckpointTaken):
-        seal(Incarnation(place, 1, Queue(open_files(place), operators, True, -1)), lease, 7, [queued])
+        seal(Incarnation(place, 1, operators, True, -1, {}), lease, 7, [queued])
     assert seals.read_seal(place, 7) == {}, "shard 0 ran it, and what it made is out"
     lease.release()
 
