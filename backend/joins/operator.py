@@ -6,11 +6,11 @@ A micro-batch goes left first, then right, each in the order of the source, and 
 * of the right messages, each with the stored left ones and those of this micro-batch;
 * then rows without a partner, left and then right.
 
-Partners stand in the order (stream, source partition, offset). Everything is columnar: `join_meet` takes the steps up
-to the pairs, `join_read` reads what can be met, `join_match` finds it; `join_life` says how long a message can be met.
+Partners stand in the order (stream, source partition, offset). Everything is columnar: `probe` takes the steps up to
+the pairs, `read` reads what can be met, `match` finds it; `sides` says how long a message can be met.
 
-State by region: the messages and their index; `WINDOWS` counts them (`join_cells`); `REVISIONS` has those that wait for
-a first partner (`join_outer`); `AGGREGATES` rows held back (`join_out`); `OPERATOR` the small rest (`join_state`).
+State by region: the messages and their index; `WINDOWS` counts them (`cells`); `REVISIONS` has those that wait for a
+first partner (`outer`); `AGGREGATES` rows held back (`out`); `OPERATOR` the small rest (`state`).
 """
 
 from __future__ import annotations

@@ -229,26 +229,19 @@ def _forget(work: Workspace, ledger: JoinLedger, side: int, first: int) -> None:
     """Let arrivals before number `first` go."""
     if first <= 0:
         return
-    gone: dict[SourcePartition, int] = {(s, p): offset for s, p, offset in ledger.gone}
-
-    def forget(stream: int, partition: int, offset: int) -> None:
-        # what went stays gone: under a larger retention, a run of which a part went is looked at again
-        gone[stream, partition] = max(offset, gone.get((stream, partition), offset))
-
-    for row in [row for row in ledger.older if row[0] == side and row[1] <= first]:
-        ledger.older.remove(row)
-        forget(*row[2:])
+    went = [row[2:] for row in ledger.older if row[0] == side and row[1] <= first]
+    ledger.older = [row for row in ledger.older if row[0] != side or row[1] > first]
     keys, values = work.scan_arrays(_run_key(side, 0), _run_key(side, first))
     for key, value in zip(keys, values, strict=True):
         run = decode_row(value, _run_decoder, FORMAT, "a run of arrivals")
-        number = int.from_bytes(key[-8:], "big")
-        left = max(first - number, 0)
-        offsets = _offsets(run)
+        offsets, left = _offsets(run), first - int.from_bytes(key[-8:], "big")
         if left >= run.count:
-            forget(run.stream, run.partition, int(offsets[-1]) + 1)
             work.delete(key)
-        else:
-            forget(run.stream, run.partition, int(offsets[left]))
+        went.append((run.stream, run.partition, int(offsets[left] if left < run.count else offsets[-1] + 1)))
+    gone: dict[SourcePartition, int] = {(s, p): offset for s, p, offset in ledger.gone}
+    for stream, partition, offset in went:
+        # what went stays gone: under a larger retention, a run of which a part went is looked at again
+        gone[stream, partition] = max(offset, gone.get((stream, partition), offset))
     ledger.gone = [(s, p, offset) for (s, p), offset in sorted(gone.items())]
 
 
