@@ -24,7 +24,7 @@ from backend.batch import NO_TIME, Proof, SourcePartition
 from backend.joins.rows import Rows, offsets_of
 from backend.joins.state import JoinLedger
 from backend.keys import fixed_bytes, to_rows, unpack_fixed
-from backend.messages.keys import INDEX, MESSAGES, clock_range, places_of, source_bytes
+from backend.messages.keys import INDEX, MESSAGES, Clock, clock_range, places_of, source_bytes
 from backend.messages.layout import MessageLayout
 from backend.messages.rows import Digests, delete_messages, expire_messages, find_messages, total
 from backend.store.protocol import Region, region_range
@@ -34,11 +34,8 @@ from backend.windows.ledger import decode_row
 
 FORMAT = 1
 
-Place = tuple[int, int, int]
+CellPlace = tuple[int, int, int]
 """(bucket, stream, partition)."""
-
-Clock = int | tuple[int, int, int]
-"""What messages expire by: an event time, or (stream, partition, offset)."""
 
 _WINDOWS = bytes([Region.WINDOWS])
 _CELL_BYTES = 1 + 8 + 2 + 4
@@ -72,7 +69,7 @@ class Cells:
     def __init__(self, work: Workspace, layout: MessageLayout, ledger: JoinLedger) -> None:
         self._work, self._layout, self._ledger = work, layout, ledger
         self._width = ledger.width
-        self._touched: set[Place] = set()
+        self._touched: set[CellPlace] = set()
         keys, values = work.scan_arrays(*region_range(Region.WINDOWS))
         cells = [decode_row(value, _decoder, FORMAT, "a cell of a join") for value in values]
         self.known = dict(zip(_places(keys), cells, strict=True))
@@ -88,7 +85,7 @@ class Cells:
             cell.first, cell.last = min(cell.first, first), max(cell.last, last)
             self._touched.add(place)
 
-    def groups(self, at: IntArray, stream: IntArray, partition: IntArray) -> Iterable[tuple[Place, IntArray]]:
+    def groups(self, at: IntArray, stream: IntArray, partition: IntArray) -> Iterable[tuple[CellPlace, IntArray]]:
         """Give the cells of messages, with the rows of each."""
         return grouped(np.floor_divide(at, self._width) * self._width, stream, partition)
 
@@ -118,7 +115,7 @@ class Cells:
         """Give per source partition the smallest offset that is stored."""
         return {source: min(first for first, _ in spans) for source, spans in self.spans().items()}
 
-    def evict(self, dead: Sequence[Place]) -> None:
+    def evict(self, dead: Sequence[CellPlace]) -> None:
         """Take dead cells and their messages out of the store; those below the ledger's bound go by it."""
         work, layout, bound = self._work, self._layout, self._ledger.bound
         if layout.timed and bound != NO_TIME:
@@ -174,12 +171,12 @@ class Cells:
             yield Proof(f"bucket {bucket}", low, high, count, digest)
 
 
-def _key(place: Place) -> bytes:
+def _key(place: CellPlace) -> bytes:
     bucket, stream, partition = place
     return _WINDOWS + fixed_bytes(bucket) + source_bytes(stream, partition)
 
 
-def _places(keys: list[bytes]) -> list[Place]:
+def _places(keys: list[bytes]) -> list[CellPlace]:
     rows = to_rows(keys, _CELL_BYTES)
     bucket = unpack_fixed(rows[:, 1:9], np.int64).tolist()
     stream, partition = unpack_fixed(rows[:, 9:11], np.uint16).tolist(), unpack_fixed(rows[:, 11:], np.int32).tolist()

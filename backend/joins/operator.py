@@ -29,7 +29,7 @@ from backend.batch import (
     Proof,
 )
 from backend.joins import outer, state
-from backend.joins.cells import Cells, Place
+from backend.joins.cells import CellPlace, Cells
 from backend.joins.liveness import bucket_width, side_clocks
 from backend.joins.out import Out
 from backend.joins.probe import Meeting
@@ -176,7 +176,7 @@ class _Step(Meeting):
             wanted &= other.expiry(earliest) <= rows.clock
         state.put_clocks(self.work, rows.where(wanted))
 
-    def _dead(self, place: Place, last: int) -> bool:
+    def _dead(self, place: CellPlace, last: int) -> bool:
         """Tell whether a cell whose last offset is `last` can be met no more."""
         bucket, stream, partition = place
         gone = next((offset for s, p, offset in self.ledger.gone if (s, p) == (stream, partition)), NO_TIME)

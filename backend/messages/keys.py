@@ -46,6 +46,9 @@ INDEX = bytes([Region.MESSAGE_INDEX])
 Codes = Mapping[Part, pa.BinaryArray]
 """Codes of SESSION and EQUAL, one for each message."""
 
+Clock = int | tuple[int, int, int]
+"""What messages expire by: an event time, or a place (stream, partition, offset)."""
+
 _Integers = npt.NDArray[np.int64]
 
 
@@ -92,17 +95,15 @@ def message_order(layout: MessageLayout, messages: pa.Table, codes: Codes | None
     return np.argsort(ranks[0], kind="stable") if len(ranks) == 1 else np.lexsort(ranks[::-1])
 
 
-def clock_range(
-    prefix: bytes, start: int | tuple[int, int, int] | None, end: int | tuple[int, int, int] | None
-) -> tuple[bytes, bytes]:
+def clock_range(prefix: bytes, start: Clock | None, end: Clock | None) -> tuple[bytes, bytes]:
     """Give the range of keys that begin with a prefix and then a clock in `[start, end)`; None leaves a side open."""
     low = prefix if start is None else prefix + clock_bytes(start)
     high = prefix_end(prefix) if end is None else prefix + clock_bytes(end)
     return low, high or b"\xff"
 
 
-def clock_bytes(at: int | tuple[int, int, int]) -> bytes:
-    """Give an event time, or a (stream, partition, offset), as it stands in a key."""
+def clock_bytes(at: Clock) -> bytes:
+    """Give an event time, or a place, as it stands in a key."""
     if not isinstance(at, tuple):
         return fixed_bytes(int(at))
     return source_bytes(*at[:2]) + fixed_bytes(at[2])

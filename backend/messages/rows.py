@@ -23,6 +23,7 @@ from backend.messages.keys import (
     MESSAGES,
     OFFSET_BYTES,
     TIME_BYTES,
+    Clock,
     Codes,
     clock_bytes,
     clock_range,
@@ -126,9 +127,7 @@ def expire_messages(work: Workspace, layout: MessageLayout, before: int) -> int:
     return len(index)
 
 
-def find_messages(
-    work: Workspace, layout: MessageLayout, start: int | tuple[int, int, int], end: int | tuple[int, int, int]
-) -> list[bytes]:
+def find_messages(work: Workspace, layout: MessageLayout, start: Clock, end: Clock) -> list[bytes]:
     """Give the keys of a range of what messages expire by, as `delete_messages` takes them; arguments as `clock_range`.
 
     They are those of the index where the layout has one, for that is where such a range lies together.
