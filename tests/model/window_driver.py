@@ -26,6 +26,7 @@ from backend.batch import (
     Operator,
     Outcome,
     Position,
+    counts_offsets,
 )
 from backend.store.protocol import REPLAYED, Changes, Region, region_range
 from backend.store.workspace import Workspace
@@ -162,8 +163,11 @@ class Driver:
                 continue
             fresh.append((message, position.stream_time))
             time, active_ms = position.stream_time, position.active_ms
-            if self.max_ahead_ms is None or message.time <= wall_ms + self.max_ahead_ms:
-                time, active_ms = max(time, message.time), wall_ms
+            accepted = self.max_ahead_ms is None or message.time <= wall_ms + self.max_ahead_ms
+            if accepted:
+                time = max(time, message.time)
+            if accepted or counts_offsets(self.operator):
+                active_ms = wall_ms
             after[message.source] = Position(message.offset + 1, time, active_ms)
         return fresh, after
 
