@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import shutil
 import threading
+import uuid
 import weakref
 from base64 import b64decode
 from collections.abc import Callable
@@ -18,9 +20,11 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
+import fsspec
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 from backend import foreach_sink, kafka_sink, parquet_sink, sql_sink
 from backend.batch import MESSAGE_FIELDS, NO_TIME, MicroBatch, Outcome, Position
@@ -285,6 +289,16 @@ def test_a_start_hands_its_tasks_the_seal_of_what_was_planned_and_not_committed(
     (tmp_path / "commits" / "7").write_text("v1")
     later = incarnation_of(place, operators, True)
     assert (later.planned, dict(later.sealed), later.number) == (-1, {}, started.number + 1)
+
+
+def test_what_a_start_sends_to_its_tasks_has_nothing_of_the_drivers_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = f"memory://{uuid.uuid4()}"
+    monkeypatch.setitem(fsspec.config.conf, "memory", {"secret": "only the driver knows"})
+    assert b"only the driver knows" in pickle.dumps(open_files(place)), "an opened filesystem would bring it"
+    started = incarnation_of(place, ByVersion.always(CountingOperator()), True)
+    assert b"only the driver knows" not in cloudpickle.dumps(started.job)
 
 
 def test_a_start_that_never_queues_seals_what_it_runs_again_and_nothing_else(tmp_path: Path) -> None:
