@@ -16,12 +16,14 @@ comes for the first time after a later offset of its source partition is no repl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from backend.contexts.base import Automatic, Context, Message, Result, Standalone, wall_clock_ms
+from backend.contexts.offsets_seen import ORDERED
+from backend.store.protocol import Store
 from backend.windows import views
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import WindowSpec
@@ -67,6 +69,18 @@ class AutomaticContext(_Look, Automatic[WindowSpec, WindowOperator]):
         ValueError: `offsets` is neither.
     """
 
+    def __init__(
+        self,
+        spec: WindowSpec,
+        downstream: Callable[[Result], bool],
+        store: Store | None = None,
+        *,
+        on_error: Callable[[Result], None] | None = None,
+        clock: Callable[[], int] = wall_clock_ms,
+        offsets: str = ORDERED,
+    ) -> None:
+        super().__init__(spec, downstream, store, on_error=on_error, clock=clock, offsets=offsets)
+
 
 class StandaloneContext(_Look, Standalone[WindowSpec, WindowOperator]):
     """SAMZA-552's standalone context: the caller fetches results and flushes.
@@ -81,6 +95,16 @@ class StandaloneContext(_Look, Standalone[WindowSpec, WindowOperator]):
     Raises:
         ValueError: `offsets` is neither.
     """
+
+    def __init__(
+        self,
+        spec: WindowSpec,
+        store: Store | None = None,
+        *,
+        clock: Callable[[], int] = wall_clock_ms,
+        offsets: str = ORDERED,
+    ) -> None:
+        super().__init__(spec, store, clock=clock, offsets=offsets)
 
 
 __all__ = ["AutomaticContext", "Message", "Result", "StandaloneContext", "wall_clock_ms"]
