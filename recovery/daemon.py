@@ -44,7 +44,6 @@ MODULES = (
     "backend.sinks.kafka.sink",
     "backend.sinks.parquet",
     "backend.sources.archive_reader",
-    "backend.sources.kafka_fetch",
     "backend.sources.kafka_reader",
     "backend.spark.pack.pack_input",
     "backend.spark.processor",
@@ -53,8 +52,8 @@ MODULES = (
     "recovery.snapshots.uploads",
 )
 """What the first task of a worker would import, and what that imports."""
-EXTRAS = ("confluent_kafka",)
-"""The same, where it is installed."""
+EXTRAS = {"backend.sources.kafka_fetch": "confluent_kafka"}
+"""The same, where what it needs is installed."""
 
 
 def preload() -> None:
@@ -64,7 +63,7 @@ def preload() -> None:
         RuntimeError: One of it runs a thread of its own by now: workers would be forked without it.
     """
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's port from its standard output
-        for name in (*MODULES, *filter(importlib.util.find_spec, EXTRAS)):
+        for name in (*MODULES, *(name for name, needs in EXTRAS.items() if importlib.util.find_spec(needs))):
             importlib.import_module(name)
         from backend.allocation import reuse_memory
         from backend.sinks.tables import warm_up

@@ -90,16 +90,17 @@ def out_columns(left: Side, right: Side) -> list[tuple[pa.Field, dict[int, str]]
         ValueError: Two columns would have one name.
     """
     shared = {name for name, other in zip(left.on, right.on, strict=True) if name == other}
+    types = [{field.name: field.type for field in side.schema} for side in (left, right)]
     columns: list[tuple[pa.Field, dict[int, str]]] = []
     for side, other in ((left, right), (right, left)):
         for name in side.out:
-            kind = side.schema.field(name).type
+            kind = types[side.number][name]
             if name not in shared:
                 field = pa.field(f"{side.name}_{name}" if name in other.out else name, kind)
                 columns.append((field, {side.number: name}))
             elif side is left or name not in left.out:
-                kinds = (one.schema.field(name).type for one in (left, right))
-                columns.append((pa.field(name, equal_type((name, name), *kinds)), {LEFT: name, RIGHT: name}))
+                kind = equal_type((name, name), types[LEFT][name], types[RIGHT][name])
+                columns.append((pa.field(name, kind), {LEFT: name, RIGHT: name}))
     names = [published_name(column.name) for column, _ in columns]
     folded = [name.lower() for name in names]  # a and A are one to Spark
     for name in names:

@@ -94,6 +94,9 @@ def test_every_error_is_on_its_page_and_named_there_by_its_message() -> None:
     heads = re.findall(r"^### (\w+)$", page.read_text(), re.M)
     assert sorted(heads) == sorted(kind.__name__ for kind in kinds)
     for kind in kinds:
+        if kind.usual_command:
+            assert str(kind("what")).endswith(f"next: {kind.usual_command}")
+            continue
         page_of, _, anchor = str(kind("what")).rpartition("next: see ")[2].partition("#")
         assert ROOT / page_of == page and anchor in _anchors(page), kind
         assert "docs/" not in str(kind("what", command="rewind verify c"))

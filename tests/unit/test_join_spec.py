@@ -247,3 +247,11 @@ def test_the_tester_keeps_the_message_key_under_other_options(tmp_path):
     tester.batch([{"id": 1, "_time": 0}])
     tester.change(job("1 min"))
     assert tester.batch([{"id": 1, "_time": 0}], stream=1).results.num_rows == 1
+
+
+def test_a_field_that_a_side_has_twice_is_refused_by_name() -> None:
+    twice = pa.schema([("id", pa.int64()), ("a", pa.int64()), ("a", pa.string())])
+    once = pa.schema([("id", pa.int64()), ("b", pa.int64())])
+    for sides in ((twice, once), (once, twice)):
+        with pytest.raises(ValueError, match="two columns of the results would be called 'a'"):
+            join_spec(*sides, on="id", left_retention=9, right_retention=9)

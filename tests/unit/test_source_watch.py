@@ -218,7 +218,7 @@ def test_a_micro_batch_is_not_published_when_its_source_is_another_one():
         raise SourceWentBack("a topic was deleted and made again")
 
     class Plan:
-        lease = None
+        lease = SimpleNamespace(check=lambda: None)
 
         def __init__(self, watch: Callable[[], None]) -> None:
             self.watch = watch
