@@ -188,7 +188,7 @@ class Demo:
         Raises:
             Failed: The job failed.
         """
-        self.observed.failed = ""
+        self.observed.failed, self.observed.ended = "", False
         with self._job("second", {}, {FORGETFUL: "yes"} if break_restore else {}) as job:
             self._follow(job)
         if not self.observed.ended:

@@ -130,17 +130,13 @@ def decode_header(data: bytes, where: str = "") -> Header:
         UnknownFormat: Another release wrote it.
     """
     content = _unsealed(data, where)
+    what, command = "a frame has an unknown format", "run driver and executors with one release"
     try:
         header = _decoder.decode(content)
     except UNDECODABLE as error:
-        raise UnknownFormat(
-            "a frame has an unknown format",
-            where=where,
-            why=str(error),
-            command="run driver and executors with one release",
-        ) from error
+        raise UnknownFormat(what, where=where, why=str(error), command=command) from error
     if header.format != FORMAT:
-        raise UnknownFormat("a frame has an unknown format", where=where, why=f"{header.format}, not {FORMAT}")
+        raise UnknownFormat(what, where=where, why=f"{header.format}, not {FORMAT}", command=command)
     return header
 
 
