@@ -17,9 +17,9 @@ from backend.joins.fields import out_columns
 from backend.joins.sides import LEFT, RIGHT
 from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
-from backend.messages.rows import scan_ranges
 from backend.rows import RowCodec
 from backend.store.protocol import Region
+from backend.store.reads import scan_ranges
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from backend.batch import NO_TIME
-from backend.errors import StateCorrupted, UnknownFormat
+from backend.errors import UnknownFormat
 from backend.joins.rows import Place, Rows, offsets_of
 from backend.joins.sides import LEFT, Side
 from backend.joins.spec import JoinSpec
@@ -23,6 +23,7 @@ from backend.joins.state import JoinLedger
 from backend.keys import fixed_bytes
 from backend.messages.keys import MESSAGES, clocked_keys, read_clocked
 from backend.store.protocol import Region
+from backend.store.reads import get_all, get_present
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import Mask
 
@@ -49,9 +50,8 @@ def wait(work: Workspace, rows: Rows, keys: Sequence[bytes]) -> None:
 
 def matched(work: Workspace, rows: Rows) -> int:
     """Let messages of a side wait no more; gives how many did."""
-    keys = _keys(rows)
-    waiting = [key for key, value in zip(keys, work.get_many(keys), strict=True) if value is not None]
-    work.delete_many(sorted(waiting))
+    waiting, _ = get_present(work, _keys(rows))
+    work.delete_many(waiting)
     return len(waiting)
 
 
@@ -78,11 +78,8 @@ def show(
     picked = range(len(keys)) if drain else np.flatnonzero(due).tolist()
     work.delete_many([keys[row] for row in picked])
     wanted = [MESSAGES + _plain(values[row]) for row in picked]
-    found = work.get_many(wanted)
-    if None in found:
-        missing = wanted[found.index(None)].hex()
-        raise StateCorrupted("a message that waits for a partner is missing", where=missing)
-    return wanted, found, due[list(picked)]  # type: ignore[return-value]
+    found = get_all(work, wanted, "a message that waits for a partner is missing")
+    return wanted, found, due[list(picked)]
 
 
 def _plain(value: bytes) -> bytes:

@@ -16,8 +16,8 @@ from backend.joins.sides import LEFT
 from backend.joins.spec import JoinSpec
 from backend.messages.keys import MESSAGES, clock_range
 from backend.messages.layout import Part
-from backend.messages.rows import scan_ranges
 from backend.store.protocol import Region, region_range
+from backend.store.reads import scan_ranges
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, few, runs
 

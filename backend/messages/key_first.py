@@ -22,8 +22,9 @@ from backend.batch import SourcePartition
 from backend.errors import StateCorrupted
 from backend.messages.keys import message_keys, source_bytes
 from backend.messages.layout import MessageLayout, Part
-from backend.messages.rows import Digests, MessageCodec, digests, scan_ranges, sorted_rows, total
+from backend.messages.rows import Digests, MessageCodec, digests, sorted_rows, total
 from backend.store.protocol import Readable, Region
+from backend.store.reads import scan_ranges
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray

@@ -35,25 +35,12 @@ from backend.messages.keys import (
 from backend.messages.layout import MessageLayout
 from backend.rows import RowCodec
 from backend.store.layers import increasing
-from backend.store.protocol import Readable, Region
+from backend.store.protocol import Region
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
 
 Digests = npt.NDArray[np.uint64]
-
-
-def scan_ranges(state: Readable, ranges: Iterable[tuple[bytes, bytes]]) -> tuple[list[bytes], list[bytes], list[int]]:
-    """Read half-open ranges of keys, one after the other: keys, values, and how many rows each has."""
-    keys: list[bytes] = []
-    values: list[bytes] = []
-    sizes = []
-    for start, end in ranges:
-        found = state.scan_arrays(start, end)
-        keys += found[0]
-        values += found[1]
-        sizes.append(len(found[0]))
-    return keys, values, sizes
 
 
 def sorted_rows(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from backend.errors import StateCorrupted
 from backend.keys import prefix_end
 from backend.messages.keys import MESSAGES, clock_range, message_keys, places_of
 from backend.messages.layout import TIME_FIRST
-from backend.messages.rows import MessageCodec, digest, scan_ranges
+from backend.messages.rows import MessageCodec, digest
 from backend.store.protocol import Region
+from backend.store.reads import get_all, scan_ranges
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs
 from backend.windows.columns.grouping import start_bytes
@@ -79,14 +79,13 @@ def take_out(execution: Execution, keys: Sequence[bytes], panes: Sequence[Pane])
         keys: Their keys in the store.
         panes: The pane of each, which forgets it.
     """
-    for key, pane, value in zip(keys, panes, execution.work.get_many(keys), strict=True):
-        if value is None:
-            raise StateCorrupted("a message that was accepted is not in the store", where=key.hex())
+    values = get_all(execution.work, keys, "a message that was accepted is not in the store")
+    for key, pane, value in zip(keys, panes, values, strict=True):
         lost = digest([key], [value])
         pane.count, pane.digest = pane.count - 1, (pane.digest - lost) % 2**64
         execution.ledger.count_stored(-1, -lost)
     execution.work.delete_many([*keys, *(_mark(SKIPPED, key) for key in keys)])
-    execution.work.put_many(sorted(_mark(REFUSED, key) for key in keys), [b""] * len(keys))
+    execution.work.put_many([_mark(REFUSED, key) for key in keys], [b""] * len(keys))
 
 
 def drop_marks(work: Workspace, bound: int) -> None:

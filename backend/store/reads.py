@@ -1,8 +1,8 @@
-"""Reading many rows by their keys: those that are there, or all of them."""
+"""Reading many rows: by their keys, those that are there or all of them; by ranges of keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from backend.errors import StateCorrupted
 from backend.store.protocol import Readable
@@ -29,3 +29,16 @@ def get_all(state: Readable, keys: Sequence[bytes], missing: str) -> list[bytes]
     if None in values:
         raise StateCorrupted(missing, where=keys[values.index(None)].hex())
     return values  # type: ignore[return-value]
+
+
+def scan_ranges(state: Readable, ranges: Iterable[tuple[bytes, bytes]]) -> tuple[list[bytes], list[bytes], list[int]]:
+    """Read half-open ranges of keys, one after the other: keys, values, and how many rows each has."""
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    sizes = []
+    for start, end in ranges:
+        found = state.scan_arrays(start, end)
+        keys += found[0]
+        values += found[1]
+        sizes.append(len(found[0]))
+    return keys, values, sizes

@@ -18,7 +18,7 @@ import pyarrow as pa
 from backend.aggregates import IncrementalPlan
 from backend.rows import RowCodec
 from backend.store.protocol import Readable, Region, region_range
-from backend.store.reads import get_present
+from backend.store.reads import get_present, scan_ranges
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs
 from backend.windows.columns.grouping import join_keys, split_keys, start_bytes
@@ -61,12 +61,8 @@ class AccumulatorStore:
 
     def scan_ranges(self, state: Readable, first_panes: IntArray, last_panes: IntArray) -> Stored:
         """Read everything in closed ranges of panes, once."""
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        for first, last in zip(*(ends.tolist() for ends in runs(first_panes, last_panes)), strict=True):
-            found = state.scan_arrays(self._start(first), self._start(last + 1))
-            keys += found[0]
-            values += found[1]
+        edges = zip(*(ends.tolist() for ends in runs(first_panes, last_panes)), strict=True)
+        keys, values, _ = scan_ranges(state, ((self._start(first), self._start(last + 1)) for first, last in edges))
         return self._decode(keys, values)
 
     def scan_from(self, state: Readable, pane: int) -> Stored:
