@@ -219,6 +219,10 @@ class Waiting:
         """Return the revisions of results of open windows that are sent whether they wait or not."""
         return self.take(windows, keys, np.zeros(len(windows), np.int64))
 
+    def anew(self, windows: IntArray, keys: IntArray) -> None:
+        """Count the revisions of windows of which a result was just sent from it on."""
+        self._next[self.pairs.find(windows, keys)] = 1
+
     def remember(
         self, space: KeySpace, starts: IntArray, windows: IntArray, keys: IntArray, following: IntArray
     ) -> None:
@@ -236,15 +240,34 @@ class Waiting:
         usual = (self._next == UNKNOWN) & ~self._waits
         changed = self._rows.changed(self._stored, self._next, self._waits, self._since, self._unsent)
         remaining, dropped = alive & ~usual & changed, alive & usual & (self._stored >= 0)
-        revisions.put(work, Revisions.concat([self._of(remaining, space, starts), *self._extra]))
-        if dropped.any():
-            revisions.delete(work, self._of(dropped, space, starts))
+        now, over = (self._of(rows, space.keys, starts(self.pairs.window[rows])) for rows in (remaining, dropped))
+        revisions.put(work, Revisions.concat([now, *self._extra]))
+        if len(over):
+            revisions.delete(work, over)
 
-    def _of(self, pairs: Mask, space: KeySpace, starts: Callable[[IntArray], IntArray]) -> Revisions:
-        encoded = space.keys.take(pa.array(self.pairs.key[pairs]))
+    def changes(
+        self, keys: pa.Array, starts: Callable[[IntArray, IntArray], IntArray], moved: Mask
+    ) -> tuple[Revisions, Revisions]:
+        """Give the stored rows that change or go, of windows that are gone too, and those that take their place.
+
+        Args:
+            keys: Encoded group keys by number.
+            starts: Gives the starts in the keys of rows, of windows and key numbers.
+            moved: Per key number, whether its stored rows have other starts.
+        """
+        window, key = self.pairs.window, self.pairs.key
+        stays = (window > self._progress.gone_after) & ((self._next != UNKNOWN) | self._waits)
+        changed = self._rows.changed(self._stored, self._next, self._waits, self._since, self._unsent)
+        changed |= moved[key] | ~stays
+        old = np.zeros(len(self._rows), np.bool_)
+        old[self._stored[changed & (self._stored >= 0)]] = True
+        fresh = changed & stays
+        return self._rows.where(old), self._of(fresh, keys, starts(window[fresh], key[fresh]))
+
+    def _of(self, pairs: Mask, keys: pa.Array, starts: IntArray) -> Revisions:
         return Revisions(
-            starts(self.pairs.window[pairs]),
-            encoded,
+            starts,
+            keys.take(pa.array(self.pairs.key[pairs])),
             self._next[pairs],
             self._waits[pairs],
             self._since[pairs],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -22,14 +23,25 @@ from backend.windows.by_number.sent import SentSessions
 from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, spread
 from backend.windows.columns.blocks import combine
 from backend.windows.columns.keyed import numbered
-from backend.windows.columns.pane_rows import Pairs
+from backend.windows.columns.rows import Rows
 from backend.windows.full_state import with_full
 from backend.windows.merging.rows import EARLY_WAITS, codes_of, first_waiting, firsts_of, scan_waiting, timed_keys
 from backend.windows.micro_batch import DRAIN, EARLY, FULL, RETRACTED, Emission, Execution, numbers
 from backend.windows.revisions import Revisions
+from backend.windows.trigger import Progress, Waiting
 
 if TYPE_CHECKING:
     from backend.windows.by_number.kind import Tuples
+
+_NEVER = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Windows(Rows):
+    """Windows, and the run of each."""
+
+    window: IntArray
+    key: IntArray
 
 
 class TupleStep:
@@ -41,6 +53,10 @@ class TupleStep:
         next1: Next number after.
         filled: First window that was not full before.
         opened: First window that is not full after.
+        begin: First window that stays open: of a run that falls out none does.
+        full: Windows that are full and sent, in the order of their last messages.
+        leaving: Open windows that are sent because their runs fall out.
+        going: Windows that stay open and are sent.
     """
 
     def __init__(self, kind: Tuples, execution: Execution) -> None:
@@ -50,8 +66,6 @@ class TupleStep:
         self.early = policies if policies.early and not kind.sliding else None
         """The early policy; a sliding window is full when it begins."""
         self.early_ms = None if self.early is None else self.early.early_ms
-        self.ends = policies.full or execution.full_off
-        """A window is sent when it ends: full, or as it is when its group key falls out."""
         self.at_end = FULL if policies.full else EARLY
         """Reason of a result that is sent with a window's last message."""
         self.drain = execution.batch.drain and not kind.sliding
@@ -139,74 +153,62 @@ class TupleStep:
         window, key = spread(self.filled, self.opened - self.filled)
         trigger = self.order[self.at[key] + window * kind.step + kind.size - 1 - self.next0[key]]
         by_trigger = np.lexsort((window, trigger))
-        self.full_window, self.full_key = window[by_trigger], key[by_trigger]
+        self.full = Windows(window[by_trigger], key[by_trigger])
         open_count = kind.open_of(self.next1)
-        chosen = np.ones(len(self.space), np.bool_) if self.shows_open else self.counted > 0
-        if self.early is None and not self.shows_open:
-            chosen[:] = False
-        if self.ends or self.execution.ledger.sent_open:
-            chosen |= self.out  # sent as it is; what was sent of it is forgotten
         self.execution.metrics["opened"] += int(((self.next1 - 1) // kind.step - (self.next0 - 1) // kind.step).sum())
         self.execution.metrics["expired"] += int(open_count[self.out & ~self.runs.ended].sum())
         self.execution.add_open(int(open_count[~self.out].sum()) - int(kind.open_of(self.next0).sum()))
-        self.open_window, self.open_key = spread(self.opened, np.where(chosen, open_count, 0))
-        self._read_revisions()
-        self._choose_ended()
-        self._decide()
+        updated = (self.counted > 0) & (self.early is not None) | self.shows_open
+        leaving, going = (
+            Windows(*spread(self.opened, np.where(runs, open_count, 0))) for runs in (self.out, updated & ~self.out)
+        )
+        self.begin = self.opened + np.where(self.out, _NEVER, 0)
+        self._find_waiting(leaving, going)
+        if not kind.spec.policies.full:
+            self.full, leaving = (
+                windows.where(self.waiting.ending(self._since(windows), windows.key))
+                for windows in (self.full, leaving)
+            )
+        if not self.shows_open:
+            due = self.waiting.going(len(self.space))
+            going = Windows(due.window + self.begin[due.key], due.key)
+        self.leaving, self.going = self._in_order(leaving), self._in_order(going)
 
-    def _read_revisions(self) -> None:
-        if self.shows_open or not self.execution.ledger.sent_open:
-            return
-        ended, owner = spread(self.filled, self.opened - self.filled)
-        window, key = np.concatenate([ended, self.open_window]), np.concatenate([owner, self.open_key])
-        stored = self.runs.stored[key]
-        found = revisions.get(self.work, window[stored], self.space.keys.take(pa.array(key[stored])))
-        self.rows = Revisions.concat([self.rows, found])  # what waits may be there twice
-        self.row_key = self.runs.find(self.rows.keys)
-
-    def _choose_ended(self) -> None:
-        """Find for each full window its row of revisions; without full results only what waits is sent."""
-        pairs = Pairs(self.rows.starts, self.row_key, len(self.space))
-        place = np.full(len(pairs) + 1, -1, np.int64)
-        place[pairs.find(self.rows.starts, self.row_key)] = np.arange(len(self.rows))
-        self.full_row = place[pairs.find(self.full_window, self.full_key)]
-        if self.ends or self.kind.spec.policies.early:  # the last message is an update that waits
-            return
-        waits = self.full_row >= 0
-        waits[waits] = self.rows.pending[self.full_row[waits]]
-        self.full_window, self.full_key, self.full_row = (
-            column[waits] for column in (self.full_window, self.full_key, self.full_row)
+    def _find_waiting(self, leaving: Windows, updated: Windows) -> None:
+        """Read the revisions that are concerned, and apply the policies."""
+        policies, none = self.kind.spec.policies, np.empty(0, np.int64)
+        ends = Windows.concat([self.full, leaving])
+        if self.execution.ledger.sent_open and not self.shows_open:
+            found = Windows.concat([ends, updated])
+            found = found.where(self.runs.stored[found.key])
+            more = revisions.get(self.work, found.window, self.space.keys.take(pa.array(found.key)))
+            self.rows = Revisions.concat([self.rows, more])  # what waits may be there twice
+            self.row_key = self.runs.find(self.rows.keys)
+        first = np.maximum(updated.window * self.kind.step, self.next0[updated.key])
+        ending = ends.where((self.counted[ends.key] > 0) & policies.early)
+        self.waiting = Waiting(
+            self.rows,
+            self._since(Windows(self.rows.starts, self.row_key)),
+            self.row_key,
+            (none, none),
+            (self._since(updated), updated.key, np.maximum(self.next1[updated.key] - first, 0)),
+            (self._since(ending), ending.key),
+            len(self.space),
+            Progress(-2 * _NEVER, -1, -1, self.now, self.drain, self.execution.full_off),
+            policies,
         )
 
-    def _decide(self) -> None:
-        """Apply the early policy to updated and waiting open windows."""
-        rows, count = self.rows, len(self.space)
-        still = rows.starts >= self.opened[self.row_key]
-        window = np.concatenate([rows.starts[still], self.open_window])
-        self.open = Pairs(window, np.concatenate([self.row_key[still], self.open_key]), count)
-        at = self.open.find(rows.starts[still], self.row_key[still])
-        total = len(self.open)
-        self.next, self.since = np.zeros(total, np.int64), np.full(total, self.now, np.int64)
-        self.waits, self.open_row = np.zeros(total, np.bool_), np.full(total, -1, np.int64)
-        self.next[at], self.waits[at], self.open_row[at] = rows.next[still], rows.pending[still], np.flatnonzero(still)
-        waiting = rows.pending[still]
-        self.since[at[waiting]] = rows.since[still][waiting]
-        self.unsent = np.zeros(total, np.int64)
-        self.unsent[at] = rows.unsent[still]
-        updated = self.open.find(self.open_window, self.open_key)
-        if self.early is not None:
-            self.waits[updated[self.counted[self.open_key] > 0]] = True
-        if self.early is not None and self.early.early_messages is not None:
-            seen = np.maximum(self.open_window * self.kind.step, self.next0[self.open_key])
-            self.unsent[updated] += np.maximum(self.next1[self.open_key] - seen, 0)
-        # a run that falls out is sent before it goes; without full results what waits of it
-        self.goes: Mask = (self.waits | self.ends) & self.out[self.open.key]
-        if self.shows_open:
-            self.goes[updated] |= ~self.out[self.open.key[updated]]
-        elif self.execution.policies_changed and self.early is None:
-            self.goes |= self.waits  # the policy that these wait for was turned off
-        elif self.early is not None:
-            self.goes |= self.waits & self.early.early_due(self.since, self.unsent, self.now)
+    def _since(self, windows: Windows) -> IntArray:
+        """Number windows from the first of their run that stays open: what is closed and gone is below 0."""
+        since: IntArray = windows.window - self.begin[windows.key]
+        return since
+
+    def _in_order(self, windows: Windows) -> Windows:
+        """Put windows in the order in which they are sent: sessions in the order of their last messages."""
+        last = self.runs.last[windows.key]
+        by = (last >> STREAM_BITS, last % 2**STREAM_BITS) if self.kind.session else (windows.key, windows.window)
+        order = np.lexsort(by)
+        return Windows(windows.window[order], windows.key[order])
 
     # -- load -----------------------------------------------------------------------------------------------------
 
@@ -214,8 +216,7 @@ class TupleStep:
         """Make the table of panes, in order of (key, pane): stored ones that are needed, and new messages folded."""
         kind, count = self.kind, len(self.space)
         self.sends = np.zeros(count, np.bool_)
-        self.sends[self.full_key] = True
-        self.sends[self.open.key[self.goes]] = True
+        self.sends[Windows.concat([self.full, self.leaving, self.going]).key] = True
         low = self.first // kind.pane
         stored = np.where(self.next0 > self.first, (self.next0 - 1) // kind.pane - low + 1, 0)
         partly = (stored > 0) & (self.next0 % kind.pane != 0) & (self.counted > 0)
@@ -285,40 +286,36 @@ class TupleStep:
                 out=self.out,
             )
             self.contents.read(self.sends | (self.opened > self.filled) | self.out)
-        if len(self.full_key):
-            revision = np.zeros(len(self.full_row), np.int64)
-            known = self.full_row >= 0
-            revision[known] = self.rows.next[self.full_row[known]]
-            self._emit(self.at_end, revision, self.full_key, *self._evaluate(self.full_window, self.full_key))
-        out, ended = self.out[self.open.key], self.runs.ended[self.open.key]
         if kind.session:
-            self.sent = SentSessions(kind, self.work, self.space.keys.take(pa.array(self.open.key)))
-            self.sent.take((self.goes | out) & (self.next > 0))
-        for phase, which in ((self.at_end, ended), (EARLY, out & ~ended), (DRAIN if self.drain else EARLY, ~out)):
-            if len(going := np.flatnonzero(self.goes & which)):
-                self._send_open(phase, going)
-        self.next[self.goes] += 1
-        self.waits[self.goes], self.unsent[self.goes] = False, 0
+            sent, goes = np.zeros(len(self.space), np.bool_), self.out.copy()
+            sent[self.row_key[self.rows.next > 0]] = True
+            goes[self.going.key] = True
+            self.sent = SentSessions(kind, self.work, self.space.keys)
+            self.sent.take(sent & goes)
+        ended = self.runs.ended[self.leaving.key]
+        self._send_windows(self.at_end, self.full)
+        self._send_windows(self.at_end, self.leaving.where(ended))
+        self._send_windows(EARLY, self.leaving.where(~ended))
+        self._send_windows(DRAIN if self.drain else EARLY, self.going)
 
-    def _send_open(self, phase: int, going: IntArray) -> None:
-        """Send windows that are open, or that end with their runs: sessions in the order of their last messages."""
-        key = self.open.key[going]
+    def _send_windows(self, phase: int, windows: Windows) -> None:
+        if not len(windows):
+            return
+        since, key = self._since(windows), windows.key
+        edges, values = self._evaluate(windows)
+        revision = self.waiting.open(since, key)
         if self.kind.session:
-            last = self.runs.last[key]
-            order = np.lexsort((last >> STREAM_BITS, last % 2**STREAM_BITS))
-            going, key = going[order], key[order]
-        edges, values = self._evaluate(self.open.window[going], key)
-        if self.kind.session:
-            grown, before, sent = self.sent.grown(going, edges)
+            grown, before, sent = self.sent.grown(key, edges)
             withdrawn = {name: edges[name][grown] for name in FIRST} | before
-            self._emit(RETRACTED, self.next[going[grown]] - 1, key[grown], withdrawn, sent)
-            self.next[going[grown]] = 0
-            self.sent.put(going, edges, values, ~self.out[key])
-        self._emit(phase, self.next[going], key, edges, values)
+            self._emit(RETRACTED, revision[grown] - 1, key[grown], withdrawn, sent)
+            self.waiting.anew(since[grown], key[grown])
+            revision[grown] = 0
+            self.sent.put(key, edges, values, ~self.out[key])
+        self._emit(phase, revision, key, edges, values)
 
-    def _evaluate(self, window: IntArray, key: IntArray) -> tuple[dict[str, IntArray], pa.Table]:
+    def _evaluate(self, windows: Windows) -> tuple[dict[str, IntArray], pa.Table]:
         """Give where windows begin and end, as `EDGES`, and their aggregates."""
-        kind = self.kind
+        kind, window, key = self.kind, windows.window, windows.key
         low = np.maximum(window * kind.step, 0)
         high = np.minimum(window * kind.step + kind.size, self.next1[key])
         row = np.searchsorted(self.codes, key * self.span + low // kind.pane - self.low[key])
@@ -370,26 +367,12 @@ class TupleStep:
         self.work.put_many(names, values)
 
     def _store_revisions(self, base: IntArray) -> None:
-        rows, ledger = self.rows, self.execution.ledger
-        window = self.open.window - base[self.open.key] // self.kind.step
-        keep = (self.waits | (self.next > 0)) & ~self.out[self.open.key]
-        ledger.sent_open = ledger.sent_open or bool(keep.any())
-        same = keep & (base[self.open.key] == 0)
-        same &= ~rows.changed(self.open_row, self.next, self.waits, self.since, self.unsent)
-        stays = np.append(same, False)[self.open.find(rows.starts, self.row_key)]
-        gone = rows.where(~stays)
-        revisions.delete(self.work, gone)
-        keep &= ~same
-        fresh = Revisions(
-            window[keep],
-            self.space.keys.take(pa.array(self.open.key[keep])),
-            self.next[keep],
-            self.waits[keep],
-            self.since[keep],
-            self.unsent[keep],
-        )
+        moved = base // self.kind.step
+        old, fresh = self.waiting.changes(self.space.keys, lambda w, k: w + (self.begin - moved)[k], moved > 0)
+        revisions.delete(self.work, old)
         revisions.put(self.work, fresh)
-        self.work.replace_keys(_waiting_keys(gone), _waiting_keys(fresh))
+        self.work.replace_keys(_waiting_keys(old), _waiting_keys(fresh))
+        self.execution.ledger.sent_open |= len(fresh) > 0
 
     def _store_counters(self, base: IntArray) -> None:
         packed = np.zeros(len(self.space), COUNTER)
