@@ -63,7 +63,7 @@ class WindowSpec:
         retention_ms: How long after a window's end, in stream time, it still takes messages. Windows by number of
             messages: how long after the newest event time of its messages an open window is kept; 0 is for ever.
         retention_messages: Retention by number of messages, None for none; backend.windows.count_retention has the
-            rule, of windows by number of messages backend.windows.by_number.runs. The earlier bound wins.
+            rule, of windows by number of messages backend.windows.by_number.falling. The earlier bound wins.
         policies: When results are sent.
         idle_after_ms: Wall clock after which a silent source partition no longer holds windows open; None is never.
         max_ahead_ms: Event times later than batch time plus this are refused; None is off.

@@ -6,15 +6,16 @@ every message and holds it and the `size - 1` before it (the first ones fewer). 
 and the last message; the bounds in time are null.
 
 Nothing is kept of a full window. Without a retention an open window is kept until it is full, also of a group key that
-went silent for ever. With one the group key falls out (backend.windows.by_number.runs has the rule): its open windows
-are sent as `early` (without full results only what waits for the early policy), then they go, and with them messages,
-panes, revisions and the counter. Should the key come back, it begins anew: the next window starts with its next
-message.
+went silent for ever. With one the group key falls out (backend.windows.by_number.falling has the rule): its open
+windows are sent as `early` (without full results only what waits for the early policy), then they go, and with them
+messages, panes, revisions and the counter. Should the key come back, it begins anew: the next window starts with its
+next message.
 
 A session ends when a number of messages in a row came without its key (SAMZA-552). It is all of a run: a window that no
-number of its own fills, but that is full when its key falls out by number (backend.windows.by_number.runs). All else of
-above is said of it, too. A session that has grown since it was sent is another window, as by event time: the row that
-was sent is withdrawn (reason `retracted`: the same first and last message, revision and values) before the new one.
+number of its own fills, but that is full when its key falls out by number (backend.windows.by_number.falling). All else
+of above is said of it, too. A session that has grown since it was sent is another window, as by event time: the row
+that was sent is withdrawn (reason `retracted`: the same first and last message, revision and values) before the new
+one.
 
 State is kept once per *pane* of gcd(size, step) messages and only while an open window needs it:
 
@@ -29,7 +30,7 @@ WINDOWS                group key, pane                first and last message, ac
 REVISIONS              group key, window              next revision, pending since (early or drained windows only)
 OPERATOR               `E`, since, group key, window  empty; an update that waits for the early policy
 MESSAGES               group key, offset              the fields (full-state aggregates only)
-OPERATOR               `N`, `T`, ...                  what falls out next (backend.windows.by_number.runs)
+OPERATOR               `N`, `T`, ...                  what falls out next (backend.windows.by_number.falling)
 ====================== ============================== =========================================================
 
 SAMZA-552 keys the metadata by `start_offset`. Here several group keys have windows at the same time, and offsets of

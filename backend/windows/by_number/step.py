@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from backend.aggregates.groups import stable_order
-from backend.batch import EDGES, FIRST, NO_TIME, OFFSET, PARTITION, STREAM, TIME
+from backend.batch import EDGES, FIRST, NO_TIME, TIME
 from backend.store.protocol import Region, region_range
 from backend.store.reads import get_all
 from backend.windows import revisions
 from backend.windows.arrivals import started
 from backend.windows.by_number.contents import TupleContents
+from backend.windows.by_number.falling import STREAM_BITS, FallingOut, stored_runs
 from backend.windows.by_number.rows import COUNTER, EDGE_FIELDS, FORMAT, all_counters
-from backend.windows.by_number.runs import STREAM_BITS, FallingOut, Runs, stored_runs
+from backend.windows.by_number.runs import Runs
 from backend.windows.by_number.sent import SentSessions
-from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, spread
+from backend.windows.columns.arrays import IntArray, compress, dense, firsts, spread
 from backend.windows.columns.blocks import combine
 from backend.windows.columns.keyed import numbered
 from backend.windows.columns.rows import Rows
@@ -45,12 +44,14 @@ class Windows(Rows):
 
 
 class TupleStep:
-    """One micro-batch; arrays named after keys are as long as `space`, the group keys at hand.
+    """One micro-batch.
+
+    Windows wait and are sent as those by time (backend.windows.trigger): numbered from the first of their run that
+    stays open they have one watermark.
 
     Attributes:
-        first: Number of the first message that was still needed before (per key).
-        next0: Next number before.
-        next1: Next number after.
+        runs: The runs and their messages; arrays named after runs are as long.
+        first: Number of the first message that was still needed before.
         filled: First window that was not full before.
         opened: First window that is not full after.
         begin: First window that stays open: of a run that falls out none does.
@@ -78,7 +79,7 @@ class TupleStep:
     def run(self) -> None:
         """Take the steps."""
         self._number()
-        if len(self.space):
+        if len(self.runs):
             self._choose()
             self._load()
             self._send()
@@ -90,43 +91,10 @@ class TupleStep:
 
     def _number(self) -> None:
         """Tell runs apart, and number the messages within theirs."""
-        execution = self.execution
         self.rows, waiting = self._waiting()
-        self.runs = runs = Runs(execution, self.kind.keys, self.falling, [self.rows.keys, waiting])
-        self.space, self.row_key = runs, runs.find(self.rows.keys)
-        self.key, self.out, self.next0 = runs.key, runs.out, runs.next
-        self.live, self.digest = runs.live, runs.digest
-        count = len(runs)
-        self.counted = np.bincount(self.key, minlength=count)
-        self.next1 = self.next0 + self.counted
-        self._find_sources()
-        self.order = stable_order(self.key, count)
-        self.at = np.cumsum(self.counted) - self.counted
-        self.number = np.empty(len(self.key), np.int64)
-        own = self.key[self.order]
-        self.number[self.order] = np.arange(len(own)) - self.at[own] + self.next0[own]
-
-    def _find_sources(self) -> None:
-        """Tell which runs have live messages of several source partitions: their numbers are not in order."""
-        stream, partition = (numbers(self.execution.messages, name) for name in (STREAM, PARTITION))
-        own, stored = stream * 2**32 + partition, self.runs.stored
-        self.source, self.mixed0 = np.zeros(len(self.space), np.int64), np.zeros(len(self.space), np.bool_)
-        self.source[self.key[::-1]] = own[::-1]
-        self.source[stored] = self.runs.source
-        self.mixed0[stored] = self.runs.mixed
-        self.mixed = self.mixed0.copy()
-        if self.kind.message_store is not None:
-            self.mixed[self.key[(own != self.source[self.key]) | self._passed(own)]] = True
-
-    def _passed(self, own: IntArray) -> Mask:
-        """Tell which messages' offsets were passed before: contexts with `offsets="unordered"` take them."""
-        offset, passed = numbers(self.execution.messages, OFFSET), np.zeros(len(own), np.bool_)
-        before = {s * 2**32 + p: at.next_offset for (s, p), at in self.execution.batch.before.items()}
-        edges = np.flatnonzero(np.diff(own, prepend=-1, append=-1)).tolist()  # in order of their sources
-        for low, high in pairwise(edges):
-            newest = np.maximum.accumulate(offset[low:high])
-            passed[low:high] = offset[low:high] < np.maximum(newest, before.get(int(own[low]), 0))
-        return passed
+        more, keeps = [self.rows.keys, waiting], self.kind.message_store is not None
+        self.runs = Runs(self.execution, self.kind.keys, self.falling, more, keeps=keeps)
+        self.row_key = self.runs.find(self.rows.keys)
 
     def _waiting(self) -> tuple[Revisions, pa.Array]:
         """Read the revisions of what waits and is due; all, and all group keys, when all that is open is."""
@@ -146,23 +114,23 @@ class TupleStep:
 
     def _choose(self) -> None:
         """Find the windows that fill, those that are open, and which of these are sent."""
-        kind = self.kind
-        self.filled = np.maximum((self.next0 - kind.size) // kind.step + 1, kind.lowest)
-        self.opened = np.maximum((self.next1 - kind.size) // kind.step + 1, kind.lowest)
+        kind, runs = self.kind, self.runs
+        self.filled = np.maximum((runs.next0 - kind.size) // kind.step + 1, kind.lowest)
+        self.opened = np.maximum((runs.next1 - kind.size) // kind.step + 1, kind.lowest)
         self.first = np.maximum(self.filled * kind.step, 0)
         window, key = spread(self.filled, self.opened - self.filled)
-        trigger = self.order[self.at[key] + window * kind.step + kind.size - 1 - self.next0[key]]
+        trigger = runs.order[runs.at[key] + window * kind.step + kind.size - 1 - runs.next0[key]]
         by_trigger = np.lexsort((window, trigger))
         self.full = Windows(window[by_trigger], key[by_trigger])
-        open_count = kind.open_of(self.next1)
-        self.execution.metrics["opened"] += int(((self.next1 - 1) // kind.step - (self.next0 - 1) // kind.step).sum())
-        self.execution.metrics["expired"] += int(open_count[self.out & ~self.runs.ended].sum())
-        self.execution.add_open(int(open_count[~self.out].sum()) - int(kind.open_of(self.next0).sum()))
-        updated = (self.counted > 0) & (self.early is not None) | self.shows_open
+        open_count = kind.open_of(runs.next1)
+        self.execution.metrics["opened"] += int(((runs.next1 - 1) // kind.step - (runs.next0 - 1) // kind.step).sum())
+        self.execution.metrics["expired"] += int(open_count[runs.out & ~runs.ended].sum())
+        self.execution.add_open(int(open_count[~runs.out].sum()) - int(kind.open_of(runs.next0).sum()))
+        updated = (runs.counted > 0) & (self.early is not None) | self.shows_open
         leaving, going = (
-            Windows(*spread(self.opened, np.where(runs, open_count, 0))) for runs in (self.out, updated & ~self.out)
+            Windows(*spread(self.opened, np.where(of, open_count, 0))) for of in (runs.out, updated & ~runs.out)
         )
-        self.begin = self.opened + np.where(self.out, _NEVER, 0)
+        self.begin = self.opened + np.where(runs.out, _NEVER, 0)
         self._find_waiting(leaving, going)
         if not kind.spec.policies.full:
             self.full, leaving = (
@@ -170,30 +138,31 @@ class TupleStep:
                 for windows in (self.full, leaving)
             )
         if not self.shows_open:
-            due = self.waiting.going(len(self.space))
+            due = self.waiting.going(len(runs))
             going = Windows(due.window + self.begin[due.key], due.key)
         self.leaving, self.going = self._in_order(leaving), self._in_order(going)
 
     def _find_waiting(self, leaving: Windows, updated: Windows) -> None:
         """Read the revisions that are concerned, and apply the policies."""
+        runs = self.runs
         policies, none = self.kind.spec.policies, np.empty(0, np.int64)
         ends = Windows.concat([self.full, leaving])
         if self.execution.ledger.sent_open and not self.shows_open:
             found = Windows.concat([ends, updated])
-            found = found.where(self.runs.stored[found.key])
-            more = revisions.get(self.work, found.window, self.space.keys.take(pa.array(found.key)))
+            found = found.where(runs.stored[found.key])
+            more = revisions.get(self.work, found.window, runs.keys.take(pa.array(found.key)))
             self.rows = Revisions.concat([self.rows, more])  # what waits may be there twice
-            self.row_key = self.runs.find(self.rows.keys)
-        first = np.maximum(updated.window * self.kind.step, self.next0[updated.key])
-        ending = ends.where((self.counted[ends.key] > 0) & policies.early)
+            self.row_key = runs.find(self.rows.keys)
+        first = np.maximum(updated.window * self.kind.step, runs.next0[updated.key])
+        ending = ends.where((runs.counted[ends.key] > 0) & policies.early)
         self.waiting = Waiting(
             self.rows,
             self._since(Windows(self.rows.starts, self.row_key)),
             self.row_key,
             (none, none),
-            (self._since(updated), updated.key, np.maximum(self.next1[updated.key] - first, 0)),
+            (self._since(updated), updated.key, np.maximum(runs.next1[updated.key] - first, 0)),
             (self._since(ending), ending.key),
-            len(self.space),
+            len(runs),
             Progress(-2 * _NEVER, -1, -1, self.now, self.drain, self.execution.full_off),
             policies,
         )
@@ -214,26 +183,26 @@ class TupleStep:
 
     def _load(self) -> None:
         """Make the table of panes, in order of (key, pane): stored ones that are needed, and new messages folded."""
-        kind, count = self.kind, len(self.space)
+        kind, runs, count = self.kind, self.runs, len(self.runs)
         self.sends = np.zeros(count, np.bool_)
         self.sends[Windows.concat([self.full, self.leaving, self.going]).key] = True
         low = self.first // kind.pane
-        stored = np.where(self.next0 > self.first, (self.next0 - 1) // kind.pane - low + 1, 0)
-        partly = (stored > 0) & (self.next0 % kind.pane != 0) & (self.counted > 0)
+        stored = np.where(runs.next0 > self.first, (runs.next0 - 1) // kind.pane - low + 1, 0)
+        partly = (stored > 0) & (runs.next0 % kind.pane != 0) & (runs.counted > 0)
         begin = np.where(self.sends, low, low + stored - 1)
         pane, key = spread(begin, np.where(self.sends, stored, np.where(partly, 1, 0)))
         old = self._read_panes(pane, key)
-        new_pane = self.number // kind.pane
+        new_pane = runs.number // kind.pane
         self.low, self.span = (
             low,
-            int(max((new_pane - low[self.key]).max(initial=0), (pane - low[key]).max(initial=0))) + 1,
+            int(max((new_pane - low[runs.key]).max(initial=0), (pane - low[key]).max(initial=0))) + 1,
         )
-        code = np.concatenate([key * self.span + pane - low[key], self.key * self.span + new_pane - low[self.key]])
+        code = np.concatenate([key * self.span + pane - low[key], runs.key * self.span + new_pane - low[runs.key]])
         group, self.codes = dense(code, count * self.span)
         self.panes = self._merged(old, group[: len(pane)], group[len(pane) :], len(self.codes))
 
     def _read_panes(self, pane: IntArray, key: IntArray) -> pa.Table:
-        wanted = numbered(Region.WINDOWS, self.space.keys.take(pa.array(key)), pane)
+        wanted = numbered(Region.WINDOWS, self.runs.keys.take(pa.array(key)), pane)
         return self.kind.codec.decode(get_all(self.work, wanted, "a pane of tuple windows is missing"))
 
     def _merged(self, old: pa.Table, old_group: IntArray, new_group: IntArray, count: int) -> pa.Table:
@@ -266,33 +235,17 @@ class TupleStep:
     # -- send -----------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        kind = self.kind
+        kind, runs = self.kind, self.runs
         if kind.message_store is not None:
-            self.contents = TupleContents(
-                kind.message_store,
-                kind.full,
-                self.execution,
-                self.space,
-                whole=kind.session,
-                key=self.key,
-                number=self.number,
-                counted=self.counted,
-                next0=self.next0,
-                live=self.live,
-                digest=self.digest,
-                source=self.source,
-                mixed0=self.mixed0,
-                mixed=self.mixed,
-                out=self.out,
-            )
-            self.contents.read(self.sends | (self.opened > self.filled) | self.out)
+            self.contents = TupleContents(kind.message_store, kind.full, self.execution, self.runs, whole=kind.session)
+            self.contents.read(self.sends | (self.opened > self.filled) | runs.out)
         if kind.session:
-            sent, goes = np.zeros(len(self.space), np.bool_), self.out.copy()
+            sent, goes = np.zeros(len(runs), np.bool_), runs.out.copy()
             sent[self.row_key[self.rows.next > 0]] = True
             goes[self.going.key] = True
-            self.sent = SentSessions(kind, self.work, self.space.keys)
+            self.sent = SentSessions(kind, self.work, runs.keys)
             self.sent.take(sent & goes)
-        ended = self.runs.ended[self.leaving.key]
+        ended = runs.ended[self.leaving.key]
         self._send_windows(self.at_end, self.full)
         self._send_windows(self.at_end, self.leaving.where(ended))
         self._send_windows(EARLY, self.leaving.where(~ended))
@@ -310,14 +263,14 @@ class TupleStep:
             self._emit(RETRACTED, revision[grown] - 1, key[grown], withdrawn, sent)
             self.waiting.anew(since[grown], key[grown])
             revision[grown] = 0
-            self.sent.put(key, edges, values, ~self.out[key])
+            self.sent.put(key, edges, values, ~self.runs.out[key])
         self._emit(phase, revision, key, edges, values)
 
     def _evaluate(self, windows: Windows) -> tuple[dict[str, IntArray], pa.Table]:
         """Give where windows begin and end, as `EDGES`, and their aggregates."""
         kind, window, key = self.kind, windows.window, windows.key
         low = np.maximum(window * kind.step, 0)
-        high = np.minimum(window * kind.step + kind.size, self.next1[key])
+        high = np.minimum(window * kind.step + kind.size, self.runs.next1[key])
         row = np.searchsorted(self.codes, key * self.span + low // kind.pane - self.low[key])
         length = (high - 1) // kind.pane - low // kind.pane + 1
         plan = kind.incremental
@@ -332,7 +285,7 @@ class TupleStep:
         self, phase: int, revision: IntArray, key: IntArray, edges: dict[str, IntArray], values: pa.Table
     ) -> None:
         if len(key):
-            codes = self.space.keys.take(pa.array(key))
+            codes = self.runs.keys.take(pa.array(key))
             emission = Emission(phase, revision, None, None, codes, values, edges)
             self.execution.results.append(emission.table(self.kind.result_schema, self.kind.keys))
 
@@ -341,7 +294,7 @@ class TupleStep:
     def _store(self) -> None:
         kind = self.kind
         keep = np.maximum(self.opened * kind.step, 0)
-        keep = np.where(self.out, -(-self.next1 // kind.pane) * kind.pane, keep)
+        keep = np.where(self.runs.out, -(-self.runs.next1 // kind.pane) * kind.pane, keep)
         # tumbling windows begin anew with each: numbers start at 0 again, so a finished key leaves nothing behind
         base = np.where(kind.step == kind.size, keep, 0)
         if kind.message_store is not None:
@@ -351,48 +304,49 @@ class TupleStep:
         self._store_counters(base)
 
     def _store_panes(self, keep: IntArray, base: IntArray) -> None:
-        kind = self.kind
+        kind, runs = self.kind, self.runs
         low = self.first // kind.pane
         gone = np.where(
-            self.next0 > self.first, np.minimum(keep // kind.pane, (self.next0 - 1) // kind.pane + 1) - low, 0
+            runs.next0 > self.first, np.minimum(keep // kind.pane, (runs.next0 - 1) // kind.pane + 1) - low, 0
         )
         pane, key = spread(low, gone)
-        self.work.delete_many(numbered(Region.WINDOWS, self.space.keys.take(pa.array(key)), pane))
+        self.work.delete_many(numbered(Region.WINDOWS, runs.keys.take(pa.array(key)), pane))
         key = self.codes // self.span
         pane = self.codes % self.span + self.low[key]
-        fresh = (pane * kind.pane >= keep[key]) & ((pane + 1) * kind.pane > self.next0[key]) & (self.counted[key] > 0)
+        fresh = (pane * kind.pane >= keep[key]) & ((pane + 1) * kind.pane > runs.next0[key]) & (runs.counted[key] > 0)
         values = kind.codec.encode(self.panes.filter(pa.array(fresh)))
         key, pane = key[fresh], pane[fresh]
-        names = numbered(Region.WINDOWS, self.space.keys.take(pa.array(key)), pane - base[key] // kind.pane)
+        names = numbered(Region.WINDOWS, runs.keys.take(pa.array(key)), pane - base[key] // kind.pane)
         self.work.put_many(names, values)
 
     def _store_revisions(self, base: IntArray) -> None:
         moved = base // self.kind.step
-        old, fresh = self.waiting.changes(self.space.keys, lambda w, k: w + (self.begin - moved)[k], moved > 0)
+        old, fresh = self.waiting.changes(self.runs.keys, lambda w, k: w + (self.begin - moved)[k], moved > 0)
         revisions.delete(self.work, old)
         revisions.put(self.work, fresh)
         self.work.replace_keys(_waiting_keys(old), _waiting_keys(fresh))
         self.execution.ledger.sent_open |= len(fresh) > 0
 
     def _store_counters(self, base: IntArray) -> None:
-        packed = np.zeros(len(self.space), COUNTER)
-        packed["stream"], packed["partition"] = self.source >> 32, self.source & 0xFFFFFFFF
-        packed["mixed"], packed["newest"], packed["last"] = self.mixed, self.runs.newest, self.runs.last
+        runs = self.runs
+        packed = np.zeros(len(runs), COUNTER)
+        packed["stream"], packed["partition"] = runs.source >> 32, runs.source & 0xFFFFFFFF
+        packed["mixed"], packed["newest"], packed["last"] = runs.mixed, runs.newest, runs.last
         packed["format"], packed["next"], packed["live"], packed["digest"] = (
             FORMAT,
-            self.next1 - base,
-            self.live,
-            self.digest,
+            runs.next1 - base,
+            runs.live,
+            runs.digest,
         )
-        empty = self.next1 == base
+        empty = runs.next1 == base
         if self.kind.spec.retention_ms:  # a key is there until it falls out, also when nothing of it is open
             empty[:] = False
         else:  # nothing stays of a full window
             packed["newest"][base > 0] = started(NO_TIME)
-            own = np.flatnonzero((base > 0)[self.key])
-            own = own[self.number[own] >= base[self.key[own]]]
-            np.maximum.at(packed["newest"], self.key[own], numbers(self.execution.messages, TIME)[own])
-        self.runs.store(packed, (self.counted > 0) & ~empty & ~self.out, (self.counted > 0) | self.out)
+            own = np.flatnonzero((base > 0)[runs.key])
+            own = own[runs.number[own] >= base[runs.key[own]]]
+            np.maximum.at(packed["newest"], runs.key[own], numbers(self.execution.messages, TIME)[own])
+        runs.store(packed, (runs.counted > 0) & ~empty & ~runs.out, (runs.counted > 0) | runs.out)
 
 
 def _waiting_keys(rows: Revisions) -> set[bytes]:
