@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 
 from backend.aggregates.groups import Ints, Rows, counts
@@ -46,12 +47,22 @@ class IncrementalPlan:
             return pa.table([pa.array(counts(groups, n))], schema=self.accumulator_schema)
         return self._accumulators([item.fold(rows) for item in self._bound])
 
-    def merge(self, accumulators: pa.Table, groups: Ints, n: int) -> pa.Table:
+    def merge(self, accumulators: pa.Table, groups: Ints, n: int, at: Ints | None = None) -> pa.Table:
         """Make one partial per group from partials (`accumulator_schema`).
 
         Their order does not matter but to a user's `merge(earlier, later)`.
+
+        Args:
+            accumulators: The partials.
+            groups: Group of each, in `[0, n)`.
+            n: Number of groups; each has a partial.
+            at: Which rows of `accumulators` are merged, as long as `groups`; None is all.
         """
-        rows = Rows(accumulators, groups, n)
+        if len(groups) == n:  # one each: nothing to merge
+            order = np.argsort(groups) if at is None else at[np.argsort(groups)]
+            columns = [accumulators.column(name).take(pa.array(order)) for name in self.accumulator_schema.names]
+            return pa.table(columns, schema=self.accumulator_schema)
+        rows = Rows(accumulators if at is None else accumulators.take(pa.array(at)), groups, n)
         if not self._bound:
             return pa.table([rows.total(MESSAGES)], schema=self.accumulator_schema)
         return self._accumulators([item.merge(rows) for item in self._bound])

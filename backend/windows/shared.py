@@ -12,7 +12,6 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from backend.aggregates import IncrementalPlan
 from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proof
 from backend.messages import time_first
 from backend.messages.rows import digest
@@ -236,7 +235,9 @@ class Step:
         touched[group[old:]], was[group[:old]] = True, True
         needed = touched[group]
         group, codes, was = (np.cumsum(touched) - 1)[group[needed]], codes[touched], was[touched]
-        table = _merged(self.kind.incremental, self.content.take(pa.array(rows[needed])), group, len(codes))
+        rows = rows[needed]
+        clock = least(numbers(self.content, FIRST_CLOCK)[rows], group, len(codes))
+        table = with_clock(self.kind.incremental.merge(self.content, group, len(codes), at=rows), clock)
         at, skip = panes_[codes // (len(skips) * size)], skips[codes // size % len(skips)]
         keys = self.space.keys.take(pa.array(codes % size))
         self.kind.accumulators.put(self.execution.work, at, skip, keys, table)
@@ -317,13 +318,6 @@ class Step:
         for region in (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES):
             work.raise_bound(region, start_bytes(region, bound))
         work.raise_bound(Region.REVISIONS, start_bytes(Region.REVISIONS, self.grid.start(self.gone.after + 1)))
-
-
-def _merged(plan: IncrementalPlan, content: pa.Table, group: IntArray, count: int) -> pa.Table:
-    if len(group) == count:
-        return content.take(pa.array(np.argsort(group)))
-    clock = least(numbers(content, FIRST_CLOCK), group, count)
-    return with_clock(plan.merge(content.drop_columns([FIRST_CLOCK]), group, count), clock)
 
 
 def _source_ranges(

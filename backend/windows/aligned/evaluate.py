@@ -87,10 +87,7 @@ class Evaluator:
             (owner - low) * self._space + self._pane_rows.key[seen], (int(owner[-1]) - low + 1) * self._space
         )
         rows = self._pane_rows.row[seen]
-        if len(codes) == len(seen):  # one accumulator each: nothing to merge
-            accumulators = self._content.take(pa.array(rows[np.argsort(group)]))
-        else:
-            accumulators = self._plan.merge(self._content.take(pa.array(rows)), group, len(codes))
+        accumulators = self._plan.merge(self._content, group, len(codes), at=rows)
         clock = least(self._clock[rows], group, len(codes))
         return Results(windows[codes // self._space + low], codes % self._space, clock, self._plan.result(accumulators))
 

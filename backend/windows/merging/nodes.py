@@ -96,7 +96,7 @@ class Nodes:
             rows, group = row[step.parts], step.owner
             if step.extends:
                 rows, group = np.concatenate([row[step.parts], row[step.joins]]), np.concatenate([group, group])
-            table = pa.concat_tables([table, plan.merge(table.take(pa.array(rows)), group, len(step.joins))])
+            table = pa.concat_tables([table, plan.merge(table, group, len(step.joins), at=rows)])
             table, row[step.joins] = table.combine_chunks(), made
         return table.take(pa.array(row))
 

@@ -56,7 +56,7 @@ class BlockTree:
             clocks: Per window the last clock that it sees.
         """
         values = [
-            self._plan.result(self._plan.merge(self._blocks.take(pa.array(blocks)), owner - low, high - low))
+            self._plan.result(self._plan.merge(self._blocks, owner - low, high - low, at=blocks))
             for blocks, owner, low, high in self._chunks(first, count, windows, clocks)
         ]
         return pa.concat_tables(values)
