@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -15,6 +16,7 @@ from backend.store.workspace import Workspace
 from backend.windows import ledger
 from backend.windows.definitions import session
 from backend.windows.merging import rows
+from backend.windows.merging.nodes import Nodes
 from backend.windows.merging.one_by_one import Live, OneByOne, Terms
 from backend.windows.merging.rows import NEVER
 from backend.windows.policies import policies
@@ -303,15 +305,18 @@ def test_a_message_looks_at_the_sessions_that_it_touches_however_many_there_are(
     clock = 20 * count + 100
     messages = [(row, 20 * (count - 1 - row) - 10, clock, clock) for row in range(count - 1)]
     Counted.asked = 0
-    told = OneByOne(terms, count, lambda at: (20 * at, 20 * at, 0))
+    nodes = Nodes(count, len(messages))
+    told = OneByOne(terms, nodes, ((20 * at, 20 * at, 0) for at in range(count)))
     whole = told.tell(0, sessions, messages)
     assert Counted.asked <= 10 * count
     assert (whole.first, whole.last, whole.closed) == (0, 20 * (count - 1), True)
     assert sorted(whole.shown) == list(range(count))
-    [(leaf, members)] = told.leaves
-    [(join, nodes)] = told.joins
-    assert (sorted(members), sorted(nodes)) == ([*range(count - 1)], [*range(count), leaf])
-    assert (leaf, join, whole.nodes) == (count, count + 1, [count + 1])
+    leaf, join = count, count + 1
+    assert (nodes.total, whole.nodes) == (count + 2, [join])
+    assert nodes.message_node.tolist() == [leaf] * (count - 1)
+    nodes.close()
+    members = sorted(nodes.leaves(np.array([join]))[1].tolist())
+    assert members == [*range(count), leaf]
 
 
 class NotedStore(CountingStore):

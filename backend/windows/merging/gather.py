@@ -49,7 +49,7 @@ class Gathered:
         nodes: What they, and the results on the way, are made of.
         one_by_one: Results on the way.
         shown_of: Session that a row that was sent belongs to.
-        shown: That row: index of a stored one, or `-1 - event`.
+        shown: That row: its number among the stored ones, then the results on the way.
     """
 
     finals: Finals
@@ -62,19 +62,11 @@ class Gathered:
 def gather(found: Found, parts: Components, terms: Terms) -> Gathered:
     """Tell the components where the order decides, and put them together with all others."""
     sent, stored = found.sent, found.stored
-
-    def shown_row(at: int) -> tuple[int, int, int]:
-        return int(sent.first[at]), int(sent.last[at]), int(sent.revision[at])
-
-    one_by_one = OneByOne(terms, len(stored), shown_row)
+    nodes = Nodes(len(stored), len(found.time))
+    rows = (column.tolist() for column in (sent.first, sent.last, sent.revision))
+    one_by_one = OneByOne(terms, nodes, zip(*rows, strict=True) if parts.ordered.any() else ())
     sequential = _tell(found, parts, one_by_one)
-    nodes = Nodes(len(stored), np.full(len(found.time), -1, np.int64))
-    for node, members in one_by_one.leaves:
-        nodes.message_node[members] = node
-    for node, pieces in one_by_one.joins:
-        nodes.joined.append(np.full(len(pieces), node))
-        nodes.parts.append(np.array(pieces, np.int64))
-    whole, whole_of = _whole(found, parts, terms, nodes, len(stored) + len(one_by_one.leaves) + len(one_by_one.joins))
+    whole, whole_of = _whole(found, parts, terms, nodes)
     nodes.close()
     untouched = ~parts.touched[parts.stored_part]
     key, nodes_of = found.stored_key, np.arange(len(stored))
@@ -133,7 +125,7 @@ def _sequential(sequential: list[tuple[int, Live]]) -> Finals:
     return Finals(key, first, last, closed == 0, since, unsent, node)
 
 
-def _whole(found: Found, parts: Components, terms: Terms, nodes: Nodes, made: int) -> tuple[Finals, IntArray]:
+def _whole(found: Found, parts: Components, terms: Terms, nodes: Nodes) -> tuple[Finals, IntArray]:
     """Give the components in one piece, and for each stored session the one it went into, -1 for none."""
     stored = found.stored
     pieces = np.flatnonzero(parts.touched & ~parts.ordered)
@@ -158,12 +150,10 @@ def _whole(found: Found, parts: Components, terms: Terms, nodes: Nodes, made: in
     since[off & (since != LONG_AGO)] = NEVER
     unsent = np.bincount(mine, minlength=total) if terms.counts else np.zeros(total, np.int64)
     np.add.at(unsent, olds, stored.unsent[old])
-    nodes.message_node[has] = made + mine
+    node = nodes.leaf(has, mine, total) + np.arange(total)
     joined = np.zeros(total, np.bool_)
     joined[olds] = True
-    join = np.cumsum(joined) - 1 + made + total
-    nodes.joined += [join[olds], join[joined]]
-    nodes.parts += [old, made + np.flatnonzero(joined)]
-    nodes.total = made + total + int(joined.sum())
-    node = np.where(joined, join, made + np.arange(total))
+    join = np.cumsum(joined) - 1
+    members = np.concatenate([join[olds], join[joined]])
+    node[joined] = join[joined] + nodes.join(np.concatenate([old, node[joined]]), members, int(joined.sum()))
     return Finals(key, first, last, is_open, since, unsent, node), old_of

@@ -112,7 +112,7 @@ class Sessions:
             contents = read_contents(execution.work, self.message_store, found, gathered.nodes, needed)
         accumulators = gathered.nodes.accumulators(self.plan, found.stored, found.messages)
         values = compute(self.value_fields, (self.plan, self.full), accumulators, events, gathered.nodes, contents)
-        if len(events.row):
+        if len(events.sends):
             execution.results.append(lay_out(found, events, values, self.result_schema, self.keys))
         store.write(self.rows, accumulators, values, self.message_store, contents)
 

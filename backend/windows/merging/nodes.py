@@ -6,7 +6,7 @@ most one other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -40,32 +40,39 @@ class _Step:
     extends: bool
 
 
-@dataclass
 class Nodes:
-    """The nodes of one micro-batch.
+    """The nodes of one micro-batch: made one by one or many at once, then read.
 
-    Attributes:
+    Args:
         stored: Number of stored sessions: the first nodes.
-        message_node: Per message the node that it directly belongs to, -1 as long as none is known.
-        parts: Of joins: (node, parts) as two arrays, one row per part.
-        total: Number of nodes.
+        messages: Number of messages.
     """
 
-    stored: int
-    message_node: IntArray
-    joined: list[IntArray] = field(default_factory=list)
-    parts: list[IntArray] = field(default_factory=list)
-    total: int = 0
-    _made: list[_Step] | None = None
+    def __init__(self, stored: int, messages: int) -> None:
+        self.stored = self.total = stored
+        self.message_node = np.full(messages, -1, np.int64)
+        """Per message the node that it directly belongs to, -1 as long as none is known."""
+        self._joins: list[IntArray] = [np.empty((2, 0), np.int64)]
+
+    def leaf(self, messages: IntArray | list[int], group: IntArray | int = 0, count: int = 1) -> int:
+        """Make nodes of messages, by the group of each in `[0, count)`; returns the first of them."""
+        self.message_node[messages] = self.total + group
+        self.total += count
+        return self.total - count
+
+    def join(self, parts: IntArray | list[int], group: IntArray | int = 0, count: int = 1) -> int:
+        """Make nodes of nodes, by the group of each in `[0, count)`; returns the first of them."""
+        self._joins.append(np.stack(np.broadcast_arrays(self.total + group, parts)))
+        self.total += count
+        return self.total - count
 
     def close(self) -> None:
         """Sort the joins by node; call once, when all are there."""
-        none = [np.empty(0, np.int64)]
-        joined, parts = np.concatenate([*self.joined, *none]), np.concatenate([*self.parts, *none])
-        order = np.argsort(joined, kind="stable")
-        self._joined, self._parts = joined[order], parts[order]
+        joins = np.concatenate(self._joins, axis=1)
+        self._joined, self._parts = joins[:, np.argsort(joins[0], kind="stable")]
         self._begin = np.searchsorted(self._joined, np.arange(self.total + 1))
         self._is_join = np.diff(self._begin) > 0
+        self._steps = self._merges()
 
     def leaves(self, nodes: IntArray) -> tuple[IntArray, IntArray]:
         """Give what nodes are made of: the position in `nodes`, and a node that is no join."""
@@ -91,7 +98,7 @@ class Nodes:
         row = np.zeros(self.total, np.int64)
         row[: self.stored] = np.arange(self.stored)
         row[folded] = self.stored + np.arange(len(folded))
-        for step in self._steps():
+        for step in self._steps:
             made = table.num_rows + np.arange(len(step.joins))
             rows, group = row[step.parts], step.owner
             if step.extends:
@@ -106,34 +113,33 @@ class Nodes:
         out[: self.stored] = stored
         direct = self.message_node >= 0
         np.add.at(out, self.message_node[direct], messages[direct])
-        for step in self._steps():
+        for step in self._steps:
             added = out[step.parts]
             if not step.extends:
                 out[step.joins] = 0
             np.add.at(out, step.joins[step.owner], added)
         return out
 
-    def _steps(self) -> list[_Step]:
+    def _merges(self) -> list[_Step]:
         """Give the merges that make all joins, in order.
 
         A session that closes and grows again and again is a long chain of joins. Along the longest part of each join
         (its `main`) distances are doubled, and only side branches wait for one another, so that a chain of n joins
         takes log(n) steps, and any tree log(n)**2.
         """
-        if self._made is None:
-            depth, main = self._depths()
-            joins = np.flatnonzero(self._is_join)
-            self._made = []
-            for level in range(int(depth[joins].max(initial=-1)) + 1):
-                here = joins[depth[joins] == level]
-                at, owner = spread(self._begin[here], np.diff(self._begin)[here])
-                parts = self._parts[at]
-                chained = (main[here] >= 0) & (depth[main[here]] == level)
-                back = np.where(chained, main[here], -1)
-                others = parts != back[owner]
-                self._made.append(_Step(here, parts[others], owner[others], False))
-                self._made += _doubled(here, back, self.total)
-        return self._made
+        depth, main = self._depths()
+        joins = np.flatnonzero(self._is_join)
+        steps = []
+        for level in range(int(depth[joins].max(initial=-1)) + 1):
+            here = joins[depth[joins] == level]
+            at, owner = spread(self._begin[here], np.diff(self._begin)[here])
+            parts = self._parts[at]
+            chained = (main[here] >= 0) & (depth[main[here]] == level)
+            back = np.where(chained, main[here], -1)
+            others = parts != back[owner]
+            steps.append(_Step(here, parts[others], owner[others], False))
+            steps += _doubled(here, back, self.total)
+        return steps
 
     def _depths(self) -> tuple[IntArray, IntArray]:
         """Give for each join how many side branches lie within one another, and the part that is largest, if a join."""

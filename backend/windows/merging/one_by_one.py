@@ -12,10 +12,12 @@ way, so that aggregates are computed afterwards, for all at once.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
+from backend.windows.merging.nodes import Nodes
 from backend.windows.merging.rows import LONG_AGO, NEVER
 from backend.windows.micro_batch import EARLY, FULL
 from backend.windows.policies import Policies
@@ -31,7 +33,7 @@ class Live:
         closed: Its full result was due already.
         since: Batch time of the oldest unsent update, or `NEVER`.
         unsent: Messages since the last row, where the early policy counts them.
-        shown: Rows sent and not withdrawn: index of a stored row, or `-1 - event`.
+        shown: Rows sent and not withdrawn, by their numbers in `OneByOne`.
         nodes: Nodes that it is made of.
         rows: Messages that are not in a node yet.
         number: Place in the order in which sessions of its component were made.
@@ -48,31 +50,24 @@ class Live:
     number: int = 0
 
 
-@dataclass(frozen=True)
-class Event:
-    """A result that was due on the way, when the session ended.
+class Event(NamedTuple):
+    """A result that was due on the way, when the session ended; its reason is `Terms.at_end`.
 
     Attributes:
         key: Number of the group key.
         first: First event time.
         last: Last event time.
-        node: What it is computed of.
-        phase: Its reason: `FULL`, or `EARLY` for what waited when the session ended and full results are not sent.
         revision: Its revision.
-        withdraws: Rows it withdraws, as in `Live.shown`.
+        node: What it is computed of.
         time: Clock that made it due.
-        row: The message before which, or with which, it was due.
     """
 
     key: int
     first: int
     last: int
-    node: int
-    phase: int
     revision: int
-    withdraws: list[int]
+    node: int
     time: int
-    row: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +129,7 @@ class Terms:
 
     @property
     def at_end(self) -> int:
-        """Reason of what waits when a session ends."""
+        """Reason of a session's row when it ends: `EARLY` for what waited where full results are not sent."""
         return FULL if self.policies.full else EARLY
 
     @property
@@ -148,18 +143,16 @@ class OneByOne:
 
     Args:
         terms: The numbers to go by.
-        nodes: Number of nodes that there are already (stored sessions).
-        shown: Gives (first, last, revision) of a stored row that was sent, by index.
+        nodes: Gets what sessions are made of; has the stored ones already.
+        rows: First, last and revision of the stored rows that were sent. Events are numbered behind them.
     """
 
-    def __init__(self, terms: Terms, nodes: int, shown: Callable[[int], tuple[int, int, int]]) -> None:
-        self._terms, self._shown = terms, shown
-        self._made = nodes
-        self.leaves: list[tuple[int, list[int]]] = []
-        """New nodes made of messages: node, rows."""
-        self.joins: list[tuple[int, list[int]]] = []
-        """New nodes made of nodes that come before them."""
+    def __init__(self, terms: Terms, nodes: Nodes, rows: Iterable[tuple[int, int, int]]) -> None:
+        self._terms, self._nodes = terms, nodes
+        self._rows = list(rows)
         self.events: list[Event] = []
+        self.withdrawn: list[tuple[int, int]] = []
+        """Row of the event, and a row that it withdraws."""
 
     def tell(self, key: int, sessions: list[Live], messages: Iterable[tuple[int, int, int, int]]) -> Live:
         """Tell one component.
@@ -178,44 +171,31 @@ class OneByOne:
         still_open = [session for session in sessions if not session.closed]  # seldom more than one
         for number, (row, time, before, clock) in enumerate(messages, len(sessions)):
             for now in (before, clock):
-                self._close(key, still_open, now, row)
+                self._close(key, still_open, now)
             still_open = self._add(line, still_open, number, row, time, clock)
         (session,) = line
         self._node(session)
         return session
 
-    def _close(self, key: int, still_open: Iterable[Live], clock: int, row: int) -> None:
+    def _close(self, key: int, still_open: Iterable[Live], clock: int) -> None:
         for session in still_open:
             closes_at = session.last + self._terms.gap + 1
             if not session.closed and closes_at <= clock:
                 session.closed = True
                 if self._terms.policies.full or self._terms.full_off or session.since != NEVER:
-                    self._send(key, session, closes_at, row)
+                    self._send(key, session, closes_at)
 
-    def _send(self, key: int, session: Live, time: int, row: int) -> None:
-        revision, withdraws = self.revision_of(session)
-        node = self._node(session)
-        phase = self._terms.at_end
-        self.events.append(Event(key, session.first, session.last, node, phase, revision, withdraws, time, row))
-        session.shown, session.since, session.unsent = [-len(self.events)], NEVER, 0
-
-    def revision_of(self, session: Live) -> tuple[int, list[int]]:
-        """Give the revision of a session's next row, and what that row withdraws."""
-        revision, withdraws = 0, []
-        for shown in session.shown:
-            first, last, sent = self.sent(shown)
+    def _send(self, key: int, session: Live, time: int) -> None:
+        revision, number = 0, len(self._rows)
+        for row in session.shown:
+            first, last, sent = self._rows[row]
             if (first, last) == (session.first, session.last):
                 revision = sent + 1
             else:
-                withdraws.append(shown)
-        return revision, withdraws
-
-    def sent(self, shown: int) -> tuple[int, int, int]:
-        """Give first, last and revision of a row that was sent."""
-        if shown >= 0:
-            return self._shown(shown)
-        event = self.events[-1 - shown]
-        return event.first, event.last, event.revision
+                self.withdrawn.append((number, row))
+        self._rows.append((session.first, session.last, revision))
+        self.events.append(Event(key, session.first, session.last, revision, self._node(session), time))
+        session.shown, session.since, session.unsent = [number], NEVER, 0
 
     def _add(
         self, line: list[Live], still_open: list[Live], number: int, row: int, time: int, clock: int
@@ -247,13 +227,9 @@ class OneByOne:
     def _node(self, session: Live) -> int:
         """Put a session into one node."""
         if session.rows:
-            self.leaves.append((self._made, session.rows))
-            session.nodes, session.rows = [*session.nodes, self._made], []
-            self._made += 1
+            session.nodes, session.rows = [*session.nodes, self._nodes.leaf(session.rows)], []
         if len(session.nodes) > 1:
-            self.joins.append((self._made, session.nodes))
-            session.nodes = [self._made]
-            self._made += 1
+            session.nodes = [self._nodes.join(session.nodes)]
         return session.nodes[0]
 
 

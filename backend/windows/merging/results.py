@@ -24,8 +24,6 @@ from backend.windows.merging.rows import LONG_AGO, NEVER, key_range
 from backend.windows.micro_batch import DRAIN, EARLY, LATE, RETRACTED, Emission
 
 _MESSAGES = bytes([Region.MESSAGES])
-_OWN = 2**62
-"""Stands for no withdrawn row: the row of the event itself, behind all that it withdraws."""
 _END = 2**63 - 1
 """Clock of what is due when the micro-batch ends."""
 
@@ -84,20 +82,22 @@ def _due(since: IntArray, delay_ms: int | None, now_ms: int) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Results of a micro-batch: on the way first, then at the end; all as long as one another.
+    """Rows that were sent before, then the results of a micro-batch: on the way first, then at the end.
 
     Attributes:
-        key: Number of the group key.
+        old: Number of rows that were sent before: of the others, `phase` and `node` are.
+        key: Number of the group key of each row.
         first: First event time.
         last: Last event time.
         revision: Revision.
         phase: Reason.
         node: What it is computed of.
-        of_final: Per session its event at the end, -1 for none.
-        row: Rows to send: event of each.
-        withdraws: Rows to send: `_OWN`, or the row that is withdrawn, as in `Gathered.shown`.
+        of_final: Per session its row at the end, -1 for none.
+        sends: Rows to send: results, each behind the rows that it withdraws.
+        result: Of each of these the result that it is, or that withdraws it.
     """
 
+    old: int
     key: IntArray
     first: IntArray
     last: IntArray
@@ -105,48 +105,33 @@ class Events:
     phase: IntArray
     node: IntArray
     of_final: IntArray
-    row: IntArray
-    withdraws: IntArray
+    sends: IntArray
+    result: IntArray
 
 
 def order_events(found: Found, gathered: Gathered, ends: Ends, terms: Terms) -> Events:
     """Put all results in the order in which they were due, each behind the rows that it withdraws."""
-    one_by_one, finals = gathered.one_by_one, gathered.finals
-    total, sends = len(one_by_one.events), ends.sends
+    sent, finals, sends = found.sent, gathered.finals, ends.sends
+    old, on_the_way = len(sent.idents), np.array(gathered.one_by_one.events, np.int64).reshape(-1, 6).T
+    before = (found.stored_key[sent.owner], sent.first, sent.last, sent.revision)
+    key, first, last, revision = map(np.concatenate, zip(before, on_the_way[:4], strict=True))
     of_final = np.full(len(finals), -1, np.int64)
-    of_final[sends] = total + np.arange(len(sends))
-    columns = [(e.key, e.first, e.last, e.revision, e.phase, e.time, e.node) for e in one_by_one.events]
-    early = np.array(columns, np.int64).reshape(-1, 7).T
-    shown_first, shown_last, shown_revision = _shown(found, early, gathered.shown)
-    owner = gathered.shown_of
-    same = (shown_first == finals.first[owner]) & (shown_last == finals.last[owner])
-    revision = np.zeros(len(finals), np.int64)
-    revision[owner[same]] = shown_revision[same] + 1
-    away = ~same & (of_final[owner] >= 0)
-    at_end = (finals.key, finals.first, finals.last, revision)
-    key, first, last, revision = (np.concatenate([a, b[sends]]) for a, b in zip(early[:4], at_end, strict=True))
-    phase, time = np.concatenate([early[4], ends.phase]), np.concatenate([early[5], ends.time])
-    node = np.concatenate([early[6], finals.node[sends]])
-    taken = np.array([shown for e in one_by_one.events for shown in e.withdraws], np.int64)
-    taken_by = np.repeat(np.arange(total), [len(e.withdraws) for e in one_by_one.events])
-    event = np.concatenate([np.arange(len(key)), taken_by, of_final[owner[away]]])
-    withdraws = np.concatenate([np.full(len(key), _OWN), taken, gathered.shown[away]])
-    place = np.concatenate([np.full(len(key), _OWN), _shown(found, early, taken)[0], shown_first[away]])
-    row = np.searchsorted(found.clock, time) if terms.exact else (time == _END).astype(np.int64)
-    order = np.lexsort((place, key[event], first[event], time[event], phase[event], row[event]))
-    return Events(key, first, last, revision, phase, node, of_final, event[order], withdraws[order])
-
-
-def _shown(found: Found, events: IntArray, shown: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Give first, last and revision of rows that were sent."""
-    stored, sent = shown >= 0, found.sent
-    pairs = ((sent.first, events[1]), (sent.last, events[2]), (sent.revision, events[3]))
-    out = []
-    for old, new in pairs:
-        column = np.zeros(len(shown), np.int64)
-        column[stored], column[~stored] = old[shown[stored]], new[-1 - shown[~stored]]
-        out.append(column)
-    return out[0], out[1], out[2]
+    of_final[sends] = len(key) + np.arange(len(sends))
+    owner, shown = gathered.shown_of, gathered.shown
+    same = (first[shown] == finals.first[owner]) & (last[shown] == finals.last[owner])
+    following = np.zeros(len(finals), np.int64)
+    following[owner[same]] = revision[shown[same]] + 1
+    rows, at_end = (key, first, last, revision), (finals.key, finals.first, finals.last, following)
+    key, first, last, revision = (np.concatenate([a, b[sends]]) for a, b in zip(rows, at_end, strict=True))
+    node, time = np.concatenate([on_the_way[4], finals.node[sends]]), np.concatenate([on_the_way[5], ends.time])
+    phase = np.concatenate([np.full(on_the_way.shape[1], terms.at_end), ends.phase])
+    new, away = np.arange(old, len(key)), ~same & (of_final[owner] >= 0)
+    taken_by, taken = np.array(gathered.one_by_one.withdrawn, np.int64).reshape(-1, 2).T
+    result, row = np.concatenate([new, taken_by, of_final[owner[away]]]), np.concatenate([new, taken, shown[away]])
+    due = np.searchsorted(found.clock, time) if terms.exact else (time == _END).astype(np.int64)
+    at = result - old
+    order = np.lexsort((first[row], row == result, key[row], first[result], time[at], phase[at], due[at]))
+    return Events(old, key, first, last, revision, phase, node, of_final, row[order], result[order])
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,15 +198,9 @@ def compute(
 
 def lay_out(found: Found, events: Events, values: pa.Table, schema: pa.Schema, keys: GroupKeys) -> pa.Table:
     """Give the rows to send."""
-    sent, event, shown = found.sent, events.row, events.withdraws
-    own, stored = shown == _OWN, (shown >= 0) & (shown < _OWN)
-    other = np.where(own | stored, event, -1 - shown)
-    at = np.where(stored, shown, 0)
-    first, last, revision = events.first[other], events.last[other], events.revision[other]
-    first[stored], last[stored], revision[stored] = (c[at[stored]] for c in (sent.first, sent.last, sent.revision))
-    columns = values.select([])
+    row, columns = events.sends, values
     if values.num_columns:
-        both = pa.concat_tables([values, sent.values.cast(values.schema)])
-        columns = both.take(pa.array(np.where(stored, values.num_rows + at, other)))
-    phase = np.where(own, events.phase[event], RETRACTED)
-    return Emission(phase, revision, first, last, found.codes(events.key[event]), columns).table(schema, keys)
+        columns = pa.concat_tables([found.sent.values.cast(values.schema), values]).take(pa.array(row))
+    phase = np.where(row == events.result, events.phase[events.result - events.old], RETRACTED)
+    edges = events.first[row], events.last[row]
+    return Emission(phase, events.revision[row], *edges, found.codes(events.key[row]), columns).table(schema, keys)

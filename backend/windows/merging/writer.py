@@ -148,15 +148,15 @@ class SessionWriter:
         count: IntArray = np.bincount(owner[stands], minlength=len(gone)).astype(np.int64)
         ends = self._ends.sends[~gone[self._ends.sends]]
         count[ends] = 1
-        sent = np.ones(len(self._found.sent.idents), np.bool_)
-        sent[shown[stands & (shown >= 0)]] = False
-        idents = self._found.sent.idents
-        self._work.delete_many([rows.SHOWN + idents[at] for at in np.flatnonzero(sent).tolist()])
-        event = np.concatenate([events.of_final[ends], -1 - shown[stands & (shown < 0)]])
-        event = event[np.lexsort((events.first[event], events.key[event]))]
-        keys = keyed(rows.SHOWN, self._found.codes(events.key[event]), pack_fixed(events.first[event]))
-        taken = values.take(pa.array(event)) if values.num_columns else values.select([])
-        self._work.put_many(keys, session_rows.encode_shown(events.last[event], events.revision[event], taken))
+        row, old, idents = np.concatenate([shown[stands], events.of_final[ends]]), events.old, self._found.sent.idents
+        withdrawn = np.ones(old, np.bool_)
+        withdrawn[row[row < old]] = False
+        self._work.delete_many([rows.SHOWN + idents[at] for at in np.flatnonzero(withdrawn).tolist()])
+        new = row[row >= old]
+        new = new[np.lexsort((events.first[new], events.key[new]))]
+        keys = keyed(rows.SHOWN, self._found.codes(events.key[new]), pack_fixed(events.first[new]))
+        taken = values.take(pa.array(new - old)) if values.num_columns else values
+        self._work.put_many(keys, session_rows.encode_shown(events.last[new], events.revision[new], taken))
         return count
 
     def _write_messages(self, session_rows: SessionRows, message_store: MessagesByKey, contents: Contents) -> None:
