@@ -145,14 +145,11 @@ def _due(execution: Execution, terms: Terms) -> list[bytes]:
         found += rows.scan_index(work, None, terms.bound_after)
     if terms.drain or terms.full_off:
         found += rows.scan_index(work, terms.clock_after - gap, None)
-    if terms.drain:
-        found += rows.scan_waiting(work, rows.LATE_WAITS, None)
-    else:
-        for tag, delay in ((rows.LATE_WAITS, terms.policies.late_ms), (rows.EARLY_WAITS, terms.policies.early_ms)):
-            if execution.policies_changed:
-                found += rows.scan_waiting(work, tag, None)
-            elif delay is not None:
-                found += rows.scan_waiting(work, tag, terms.now - delay)
+    for tag, delay in terms.delays:
+        if terms.drain or execution.policies_changed:
+            found += rows.scan_waiting(work, tag, None)
+        elif delay is not None:
+            found += rows.scan_waiting(work, tag, terms.now - delay)
     return found
 
 

@@ -105,7 +105,7 @@ class Sessions:
         gathered = gather(found, connect(found, terms), terms)
         ends = finish(gathered, terms)
         events = order_events(found, gathered, ends, terms)
-        store = SessionWriter(execution, terms, found, gathered, ends, events, self.keys)
+        store = SessionWriter(execution, terms, found, gathered, ends, events, self.keys, self.rows)
         contents = None
         if self.message_store is not None:
             needed = np.concatenate([events.node, store.gone_nodes()])
@@ -114,7 +114,7 @@ class Sessions:
         values = compute(self.value_fields, (self.plan, self.full), accumulators, events, gathered.nodes, contents)
         if len(events.sends):
             execution.results.append(lay_out(found, events, values, self.result_schema, self.keys))
-        store.write(self.rows, accumulators, values, self.message_store, contents)
+        store.write(accumulators, values, self.message_store, contents)
 
     def count_open(self, work: Workspace, clock: int) -> int:
         """Count the sessions of all group keys that are open at a watermark: it has not passed last + gap."""

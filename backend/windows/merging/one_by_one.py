@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from backend.windows.merging.nodes import Nodes
-from backend.windows.merging.rows import LONG_AGO, NEVER
+from backend.windows.merging.rows import EARLY_WAITS, LATE_WAITS, LONG_AGO, NEVER
 from backend.windows.micro_batch import EARLY, FULL
 from backend.windows.policies import Policies
 
@@ -131,6 +131,11 @@ class Terms:
     def at_end(self) -> int:
         """Reason of a session's row when it ends: `EARLY` for what waited where full results are not sent."""
         return FULL if self.policies.full else EARLY
+
+    @property
+    def delays(self) -> tuple[tuple[bytes, int | None], ...]:
+        """How long updates of closed and of open sessions wait, each with the tag of the rows that find them."""
+        return (LATE_WAITS, self.policies.late_ms), (EARLY_WAITS, self.policies.early_ms)
 
     @property
     def counts(self) -> bool:

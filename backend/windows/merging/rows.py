@@ -125,13 +125,13 @@ class SessionRows:
         accumulators = table.select(self._accumulator.names)
         return Stored(idents, firsts_of(idents), last, since, unsent, shown, count, digest, accumulators)
 
-    def put(self, work: Workspace, codes: pa.Array, sessions: Stored) -> None:
-        """Write rows in WINDOWS; fastest in order of group key and first. `codes` are the group keys."""
+    def put(self, work: Workspace, sessions: Stored) -> None:
+        """Write rows in WINDOWS; fastest in order of group key and first."""
         since = pa.array(sessions.since, mask=sessions.since == NEVER)
         shown = sessions.shown.astype(np.int32)
         own = [sessions.last, since, sessions.unsent, shown, sessions.count, sessions.digest]
         table = pa.table([*map(pa.array, own), *sessions.accumulators.columns], schema=self.schema)
-        work.put_many(keyed(WINDOWS, codes, pack_fixed(sessions.first)), self._codec.encode(table))
+        work.put_many([WINDOWS + ident for ident in sessions.idents], self._codec.encode(table))
 
     def encode_shown(self, last: IntArray, revision: IntArray, values: pa.Table) -> list[bytes]:
         """Give the values of rows that were sent."""
