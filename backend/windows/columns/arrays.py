@@ -166,3 +166,28 @@ def runs(firsts_: IntArray, lasts: IntArray) -> tuple[IntArray, IntArray]:
     firsts_, lasts = firsts_[order], np.maximum.accumulate(lasts[order])
     opens = np.flatnonzero(np.concatenate([[True], firsts_[1:] > lasts[:-1] + 1]))
     return firsts_[opens], lasts[np.append(opens[1:] - 1, len(lasts) - 1)]
+
+
+class Order:
+    """Finds places in (key, time) pairs that are in order.
+
+    Args:
+        keys: Ascending.
+        times: Ascending within a key.
+    """
+
+    def __init__(self, keys: IntArray, times: IntArray) -> None:
+        at, self._distinct = compress(times)
+        self._codes = keys * (len(self._distinct) + 1) + at
+
+    def first(self, keys: IntArray, times: IntArray) -> IntArray:
+        """Give per key the place of its first time at or after another."""
+        return self._find(keys, np.searchsorted(self._distinct, times, "left"))
+
+    def after(self, keys: IntArray, times: IntArray) -> IntArray:
+        """Give per key the place of its first time after another."""
+        return self._find(keys, np.searchsorted(self._distinct, times, "right"))
+
+    def _find(self, keys: IntArray, at: IntArray) -> IntArray:
+        found: IntArray = np.searchsorted(self._codes, keys * (len(self._distinct) + 1) + at, "left")
+        return found

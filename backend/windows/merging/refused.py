@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from backend.batch import TIME
 from backend.chunks import taken_rows
-from backend.keys import fixed_bytes
-from backend.messages.keys import OFFSET_BYTES, TIME_BYTES, message_keys
+from backend.keys import fixed_bytes, prefix_end
+from backend.messages.keys import OFFSET_BYTES, TIME_BYTES, message_keys, places_of
 from backend.messages.layout import TIME_FIRST
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.columns.grouping import GroupKeys
@@ -30,8 +30,6 @@ from backend.windows.merging.found import touched
 from backend.windows.merging.one_by_one import Terms
 from backend.windows.merging.rows import SessionRows
 from backend.windows.micro_batch import Execution, numbers
-
-_LISTED = (rows.REFUSED, rows.REFUSED[:1] + bytes([rows.REFUSED[1] + 1]))
 
 
 class Refused:
@@ -63,7 +61,7 @@ class Refused:
         Args:
             gone: Group keys of which a session went.
         """
-        places, values = self._work.scan_arrays(*_LISTED)
+        places, values = self._work.scan_arrays(rows.REFUSED, prefix_end(rows.REFUSED))
         if not places:
             return []
         times = rows.firsts_of([value[:TIME_BYTES] for value in values])
@@ -73,7 +71,7 @@ class Refused:
         coded = pa.array([values[at][TIME_BYTES:] for at in rows_.tolist()], pa.binary()).dictionary_encode()
         stays = np.ones(len(places), np.bool_)
         stays[rows_] = self._matters(times[rows_], coded.indices.to_numpy().astype(np.int64), coded.dictionary)
-        found = [_place(place) for place in places]
+        found = list(zip(*(part.tolist() for part in places_of(places)), strict=True))
         start = self._execution.replay_from
         stays &= np.array([offset >= start.get((stream, partition), 2**63) for stream, partition, offset in found])
         self._work.delete_many([places[at] for at in np.flatnonzero(~stays).tolist()])
@@ -87,11 +85,3 @@ class Refused:
         known = at >= 0
         matters[known] |= times[known] <= sessions.last[at[known]] + self._terms.gap
         return matters
-
-
-def _place(name: bytes) -> tuple[int, int, int]:
-    return (
-        int.from_bytes(name[2:4], "big"),
-        int.from_bytes(name[4:8], "big") - 2**31,
-        int.from_bytes(name[8:], "big") - 2**63,
-    )

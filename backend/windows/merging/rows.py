@@ -33,7 +33,7 @@ from backend.rows import RowCodec
 from backend.store.protocol import Readable, Region
 from backend.store.reads import get_all
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray
+from backend.windows.columns.arrays import IntArray, Order
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.keyed import keyed
 from backend.windows.columns.rows import Rows
@@ -75,16 +75,13 @@ class Stored(Rows):
     accumulators: pa.Table
 
     def before(self, codes: pa.Array, times: IntArray) -> IntArray:
-        """Give for each group key and time the newest of these sessions that begins at or before it, -1 for none."""
-        space, count = KeySpace([codes_of(self.idents), codes]), len(self)
-        key = np.concatenate(space.numbers)
-        order = np.lexsort((np.arange(len(key)) >= count, np.concatenate([self.first, times]), key))
-        newest = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
-        found = np.full(len(times), -1, np.int64)
-        asked = order >= count
-        found[order[asked] - count] = np.where(newest[asked] >= 0, order[newest[asked]], -1)
-        mine = np.flatnonzero(found >= 0)
-        found[mine[key[found[mine]] != space.numbers[1][mine]]] = -1
+        """Give for each group key and time the newest of these sessions that begins at or before it, -1 for none.
+
+        The sessions must be in order of their idents.
+        """
+        own, asked = KeySpace([codes_of(self.idents), codes]).numbers
+        found = Order(own, self.first).after(asked, times) - 1
+        found[np.append(own, -1)[found] != asked] = -1
         return found
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backend.windows.columns.arrays import IntArray, compress, parts, spread
+from backend.windows.columns.arrays import IntArray, Order, parts, spread
 from backend.windows.columns.pane_rows import MAX_MEMBERS
 
 
@@ -56,28 +56,3 @@ class KeyedRows:
                 self.time[keyed_rows] + self.skip[keyed_rows] <= windows[owner]
             )
             yield keyed_rows[seen], owner[seen]
-
-
-class Order:
-    """Finds places in (key, time) pairs that are in order.
-
-    Args:
-        keys: Ascending.
-        times: Ascending within a key.
-    """
-
-    def __init__(self, keys: IntArray, times: IntArray) -> None:
-        at, self._distinct = compress(times)
-        self._codes = keys * (len(self._distinct) + 1) + at
-
-    def first(self, keys: IntArray, times: IntArray) -> IntArray:
-        """Give per key the place of its first time at or after another."""
-        return self._find(keys, np.searchsorted(self._distinct, times, "left"))
-
-    def after(self, keys: IntArray, times: IntArray) -> IntArray:
-        """Give per key the place of its first time after another."""
-        return self._find(keys, np.searchsorted(self._distinct, times, "right"))
-
-    def _find(self, keys: IntArray, at: IntArray) -> IntArray:
-        found: IntArray = np.searchsorted(self._codes, keys * (len(self._distinct) + 1) + at, "left")
-        return found

@@ -31,7 +31,7 @@ from backend.windows import panes, shared
 from backend.windows.accumulators import FIRST_CLOCK, with_clock
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import Arrived, started
-from backend.windows.columns.arrays import IntArray, Mask, compress, dense, few, firsts, least, runs
+from backend.windows.columns.arrays import IntArray, Mask, Order, compress, dense, few, firsts, least, runs
 from backend.windows.columns.block_tree import BlockTree
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import Pairs
@@ -43,7 +43,7 @@ from backend.windows.panes import Panes
 from backend.windows.retention import Gone
 from backend.windows.revisions import Revisions
 from backend.windows.sliding import unseen
-from backend.windows.sliding.keyed_rows import KeyedRows, Order
+from backend.windows.sliding.keyed_rows import KeyedRows
 from backend.windows.sliding.unseen import Unseen
 from backend.windows.spec import WindowSpec
 
