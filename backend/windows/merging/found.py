@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from backend.batch import BEFORE, TIME
 from backend.keys import fixed_bytes
+from backend.store.reads import get_present
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.columns.grouping import GroupKeys, KeySpace
@@ -30,7 +31,7 @@ class Sent:
     """Rows of REVISIONS, as read, in order of their owner.
 
     Attributes:
-        idents: Group key and first.
+        keys: Their keys.
         first: First event times.
         last: Last event times.
         revision: Revisions.
@@ -38,7 +39,7 @@ class Sent:
         values: The aggregates.
     """
 
-    idents: list[bytes]
+    keys: list[bytes]
     first: IntArray
     last: IntArray
     revision: IntArray
@@ -115,10 +116,9 @@ def find(
     stored = session_rows.read(execution.work, sorted(found))
     space = KeySpace([codes, rows.codes_of(stored.idents)])
     is_open = stored.last + terms.gap + 1 > terms.clock
-    since = stored.since.copy()
-    if execution.policies_changed:
-        off = np.where(is_open, not terms.policies.early, terms.policies.late_ms is None)
-        since[off & (since != NEVER)] = LONG_AGO
+    # what waits for a policy that is off waited for it when it was on
+    off = np.where(is_open, not terms.policies.early, terms.policies.late_ms is None)
+    since = np.where(off & (stored.since != NEVER), LONG_AGO, stored.since)
     return Found(
         messages,
         out,
@@ -191,27 +191,24 @@ def touched(work: Workspace, terms: Terms, time: IntArray, key: IntArray, codes:
 
 def _read_sent(work: Workspace, session_rows: SessionRows, stored: Stored) -> Sent:
     """Read the rows that were sent of stored sessions."""
-    one = np.flatnonzero(stored.shown == 1).tolist()
-    several = np.flatnonzero(stored.shown > 1).tolist()
-    first = work.get_many([rows.SHOWN + stored.idents[at] for at in one])
-    several += [at for at, value in zip(one, first, strict=True) if value is None]
-    owner = [at for at, value in zip(one, first, strict=True) if value is not None]
-    values = [value for value in first if value is not None]
-    idents = [stored.idents[at] for at in owner]
-    for at in several:  # merged sessions: what was sent of their parts lies within them
-        keys, found = work.scan_arrays(*rows.key_range(rows.SHOWN, stored.idents[at], int(stored.last[at])))
-        idents += [key[1:] for key in keys]
-        values += found
-        owner += [at] * len(keys)
+    one = {rows.SHOWN + stored.idents[at]: at for at in np.flatnonzero(stored.shown == 1).tolist()}
+    keys, values = get_present(work, list(one))
+    owner = [one.pop(key) for key in keys]
+    # merged sessions: what was sent of their parts lies within them
+    several = [*one.values(), *np.flatnonzero(stored.shown > 1).tolist()]
+    for at in several:
+        found = work.scan_arrays(*rows.key_range(rows.SHOWN, stored.idents[at], int(stored.last[at])))
+        keys += found[0]
+        values += found[1]
+        owner += [at] * len(found[0])
     order = sorted(range(len(owner)), key=owner.__getitem__)
-    idents, values = [idents[at] for at in order], [values[at] for at in order]
-    owner.sort()
-    table = session_rows.decode_shown(values)
+    keys = [keys[at] for at in order]
+    table = session_rows.decode_shown([values[at] for at in order])
     return Sent(
-        idents,
-        rows.firsts_of(idents),
+        keys,
+        rows.firsts_of(keys),
         numbers(table, "_last"),
         numbers(table, "_revision"),
-        np.array(owner, np.int64),
+        np.array(sorted(owner), np.int64),
         table.drop_columns(["_last", "_revision"]),
     )

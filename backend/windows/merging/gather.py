@@ -104,17 +104,9 @@ def _tell(found: Found, parts: Components, one_by_one: OneByOne) -> list[tuple[i
 
 
 def _live(found: Found, at: int) -> Live:
-    stored, first = found.stored, int(np.searchsorted(found.sent.owner, at))
-    last = int(np.searchsorted(found.sent.owner, at, "right"))
-    return Live(
-        int(stored.first[at]),
-        int(stored.last[at]),
-        not bool(found.is_open[at]),
-        int(found.since[at]),
-        int(stored.unsent[at]),
-        list(range(first, last)),
-        [at],
-    )
+    stored, rows = found.stored, np.searchsorted(found.sent.owner, (at, at + 1)).tolist()
+    first, last, since, unsent = (int(c[at]) for c in (stored.first, stored.last, found.since, stored.unsent))
+    return Live(first, last, not found.is_open[at], since, unsent, list(range(*rows)), [at])
 
 
 def _sequential(sequential: list[tuple[int, Live]]) -> Finals:

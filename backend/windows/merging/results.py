@@ -112,7 +112,7 @@ class Events:
 def order_events(found: Found, gathered: Gathered, ends: Ends, terms: Terms) -> Events:
     """Put all results in the order in which they were due, each behind the rows that it withdraws."""
     sent, finals, sends = found.sent, gathered.finals, ends.sends
-    old, on_the_way = len(sent.idents), np.array(gathered.one_by_one.events, np.int64).reshape(-1, 6).T
+    old, on_the_way = len(sent.keys), np.array(gathered.one_by_one.events, np.int64).reshape(-1, 6).T
     before = (found.stored_key[sent.owner], sent.first, sent.last, sent.revision)
     key, first, last, revision = map(np.concatenate, zip(before, on_the_way[:4], strict=True))
     of_final = np.full(len(finals), -1, np.int64)

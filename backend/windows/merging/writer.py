@@ -133,8 +133,8 @@ class SessionWriter:
         old, row = events.old, np.concatenate([gathered.shown[stands], events.of_final[ends]])
         withdrawn = np.ones(old, np.bool_)
         withdrawn[row[row < old]] = False
-        idents = self.found.sent.idents
-        self.execution.work.delete_many([rows.SHOWN + idents[at] for at in np.flatnonzero(withdrawn).tolist()])
+        sent = self.found.sent.keys
+        self.execution.work.delete_many([sent[at] for at in np.flatnonzero(withdrawn).tolist()])
         new = row[row >= old]
         new = new[np.lexsort((events.first[new], events.key[new]))]
         keys = keyed(rows.SHOWN, self.found.codes(events.key[new]), pack_fixed(events.first[new]))
