@@ -1,7 +1,7 @@
 """Keys: values as bytes that sort as the values do. `codes` has the format, `columns` the same by columns."""
 
 from backend.keys.codes import code_end, decode, encode, prefix_end
-from backend.keys.columns import decode_columns, encode_columns, gather, joined
+from backend.keys.columns import decode_columns, encode_columns, gather, joined, key_column
 from backend.keys.fixed import Bytes2D, beside, fixed_bytes, pack_fixed, to_binary, to_keys, to_rows, unpack_fixed
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "decode_columns",
     "gather",
     "joined",
+    "key_column",
     "Bytes2D",
     "beside",
     "pack_fixed",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,16 @@ def _tagged(tag: int, rows: Bytes2D) -> Bytes2D:
 def joined(parts: Sequence[Any]) -> pa.BinaryArray:
     """Put binary arrays, and scalars among them, behind each other, row by row."""
     return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def key_column(head: bytes, *parts: Bytes2D | pa.BinaryArray) -> pa.BinaryArray:
+    """Build keys: a head, then the parts behind each other, row by row; rows of bytes, or binary where widths vary."""
+    heads = np.broadcast_to(np.frombuffer(head, np.uint8), (len(parts[0]), len(head)))
+    arrays: list[pa.BinaryArray] = []
+    for fixed, neighbours in groupby([heads, *parts], key=lambda part: isinstance(part, np.ndarray)):
+        together = list(neighbours)
+        arrays += [to_binary(beside(together))] if fixed else together
+    return joined(arrays)
 
 
 def _with_nulls(array: pa.Array, codes: pa.BinaryArray) -> pa.BinaryArray:

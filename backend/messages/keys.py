@@ -13,7 +13,6 @@ An index row's key is its region byte, then TIME or OFFSET, then the message's k
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,9 @@ from backend.keys import (
     Bytes2D,
     beside,
     fixed_bytes,
-    joined,
+    key_column,
     pack_fixed,
     prefix_end,
-    to_binary,
     to_keys,
     to_rows,
     unpack_fixed,
@@ -66,12 +64,12 @@ def message_keys(layout: MessageLayout, messages: pa.Table, codes: Codes | None 
 
 def message_key_column(layout: MessageLayout, messages: pa.Table, codes: Codes | None) -> pa.BinaryArray:
     """Build what `message_keys` does, as a column."""
-    return _join_parts(MESSAGES, _parts(layout.parts, messages, codes))
+    return key_column(MESSAGES, *_parts(layout.parts, messages, codes))
 
 
 def index_keys(layout: MessageLayout, messages: pa.Table, codes: Codes) -> list[bytes]:
     """Build the full keys of the index rows of messages, in their order; arguments as for `message_keys`."""
-    keys: list[bytes] = _join_parts(INDEX, _parts((layout.clock, *layout.parts), messages, codes)).to_pylist()
+    keys: list[bytes] = key_column(INDEX, *_parts((layout.clock, *layout.parts), messages, codes)).to_pylist()
     return keys
 
 
@@ -213,13 +211,3 @@ def _numbers(messages: pa.Table, name: str, dtype: npt.DTypeLike) -> npt.NDArray
         raise KeyInvalid("a message key cannot be made of null", where=name)
     numbers: npt.NDArray[Any] = column.to_numpy().astype(dtype, copy=False)
     return numbers
-
-
-def _join_parts(region: bytes, parts: list[Any]) -> pa.BinaryArray:
-    """Put the region byte and the parts behind each other, row by row."""
-    first = np.full((len(parts[0]), 1), region[0], np.uint8)
-    arrays: list[pa.BinaryArray] = []
-    for fixed, neighbours in groupby([first, *parts], key=lambda part: isinstance(part, np.ndarray)):
-        together = list(neighbours)
-        arrays += [to_binary(beside(together))] if fixed else together
-    return joined(arrays)

@@ -43,12 +43,9 @@ def join_keys(
     region: Region, starts: IntArray, group_keys: pa.Array, skips: IntArray | None = None, *, skip_bytes: int = 0
 ) -> list[bytes]:
     """Build keys from their parts; `skips` is for the regions that have one, in `skip_bytes` bytes."""
-    head = [np.full((len(starts), 1), region, np.uint8), codec.pack_fixed(starts)]
-    if skips is not None:
-        head.append(codec.pack_fixed(skips.astype(f"u{skip_bytes}")))
-    fixed = codec.to_binary(codec.beside(head))
-    joined: list[bytes] = pc.binary_join_element_wise(fixed, group_keys, b"").to_pylist()
-    return joined
+    skipped = [] if skips is None else [codec.pack_fixed(skips.astype(f"u{skip_bytes}"))]
+    keys: list[bytes] = codec.key_column(bytes([region]), codec.pack_fixed(starts), *skipped, group_keys).to_pylist()
+    return keys
 
 
 def split_keys(keys: Sequence[bytes], *, skip_bytes: int = 0) -> tuple[IntArray, IntArray, pa.Array]:

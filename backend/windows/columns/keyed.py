@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend.batch import STREAM
-from backend.keys import Bytes2D, joined, pack_fixed, to_binary, to_rows, unpack_fixed
+from backend.keys import Bytes2D, joined, key_column, pack_fixed, to_binary, to_rows, unpack_fixed
 from backend.store.protocol import Region
 from backend.windows.columns.arrays import IntArray, compress
 from backend.windows.columns.grouping import GroupKeys
@@ -60,11 +60,7 @@ class WindowKeys:
 
 def keyed(head: bytes, *parts: pa.Array | Bytes2D) -> list[bytes]:
     """Build keys: `head`, then codes and fixed bytes row by row."""
-    if not len(parts[0]):
-        return []
-    columns = [part.cast(pa.binary()) if isinstance(part, pa.Array) else to_binary(part) for part in parts]
-    heads = to_binary(np.tile(np.frombuffer(head, np.uint8), (len(parts[0]), 1)))
-    keys: list[bytes] = joined([heads, *columns]).to_pylist()
+    keys: list[bytes] = key_column(head, *parts).to_pylist() if len(parts[0]) else []
     return keys
 
 
