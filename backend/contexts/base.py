@@ -17,7 +17,7 @@ import json
 import logging
 import reprlib
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from backend.joins.spec import JoinSpec
     from backend.windows.operator import WindowOperator
     from backend.windows.spec import WindowSpec
+
+_Positions = dict[SourcePartition, Position]
+_Seen = dict[SourcePartition, offsets_seen.Seen]
 
 FORMAT, WITHOUT_RUNS = 2, 1
 """Format 1 had positions alone: what was passed counted as given."""
@@ -158,7 +161,7 @@ class Context(Generic[Spec, Runs]):
         if data is not None:
             saved = decode_row(data, _decoder, FORMAT, "a context's positions", older=(WITHOUT_RUNS,))
         self._version = self._flushed = saved.version
-        self._positions: dict[SourcePartition, Position] = {(s, p): position for s, p, position in saved.positions}
+        self._positions: _Positions = {(s, p): position for s, p, position in saved.positions}
         self._seen = offsets_seen.read(self._work, self._positions)
         self.next_due_ms: int | None = saved.due_ms
         """Wall clock at which `timeout` has something to do; None when nothing waits."""
@@ -183,8 +186,9 @@ class Context(Generic[Spec, Runs]):
         now = self._clock() if wall_ms is None else wall_ms
         for message in messages:
             _check_place(message)
-        messages = sorted(map(_plain, messages), key=_place)
-        fresh, refused, after = self._advance(messages, self._unfit(messages), now)
+        first = {_place(one): one for one in map(_plain, reversed(messages))}
+        messages = [first[place] for place in sorted(first)]
+        fresh, refused, after, seen = self._advance(messages, self._unfit(messages), now)
         if messages and not fresh and not refused:
             return False
         bounds = dict(self._work.bounds)
@@ -197,12 +201,7 @@ class Context(Generic[Spec, Runs]):
         errors = [*(_error(*one) for one in refused), *python_rows(outcome.errors)]
         self._work.apply(attempt.changes())
         self._positions, self._version, self.next_due_ms = after, self._version + 1, outcome.next_due_ms
-        given = [*(message for message, *_ in refused), *(message for message, _ in fresh)]
-        for message in sorted(given, key=_place):  # as `_advance` counted: there are never more runs in between
-            runs = self._seen.setdefault((message.stream, message.partition), offsets_seen.Seen())
-            runs.add(message.offset)
-            if self._ordered:
-                runs.forget()
+        self._seen |= seen
         self._results += results
         self._errors += errors
         found = results or outcome.metrics.get("opened") or outcome.metrics.get("expired")
@@ -271,11 +270,17 @@ class Context(Generic[Spec, Runs]):
 
     def _advance(
         self, messages: Sequence[Message], unfit: Mapping[int, str], now: int
-    ) -> tuple[list[tuple[Message, int]], list[tuple[Message, str, str]], dict[SourcePartition, Position]]:
-        """Drop what was given before, and put the stream time before it beside each other message; they come in order.
+    ) -> tuple[list[tuple[Message, int]], list[tuple[Message, str, str]], _Positions, _Seen]:
+        """Drop what was given before, and put the stream time before it beside each other message.
+
+        Args:
+            messages: In order of (stream, partition, offset), each place once.
+            unfit: Why some cannot be taken, by `id`.
+            now: Wall clock.
 
         Returns:
-            The messages to take; those that are refused, with reason and detail; the positions.
+            The messages to take; those that are refused, with reason and detail; the positions; the offsets that were
+            given by then, of the source partitions that have others than before.
 
         Raises:
             OffsetsScattered: The offsets leave too many gaps; nothing was added.
@@ -283,17 +288,18 @@ class Context(Generic[Spec, Runs]):
         after, by_offset = dict(self._positions), counts_offsets(self.operator)
         latest = MAX_EVENT_TIME if self._max_ahead_ms is None else min(MAX_EVENT_TIME, now + self._max_ahead_ms)
         fresh, refused = list[tuple[Message, int]](), list[tuple[Message, str, str]]()
-        last: dict[SourcePartition, int] = {}
-        begun: Counter[SourcePartition] = Counter()
+        seen: _Seen = {}
         for message in messages:
             source = (message.stream, message.partition)
             old = after.get(source, Position(message.offset, NO_TIME, now))
-            runs = self._seen.get(source) or offsets_seen.Seen()
-            if message.offset in runs or message.offset == last.get(source):
+            runs = seen.get(source) or self._seen.get(source) or offsets_seen.Seen({})
+            if message.offset in runs:
                 continue
-            begun[source] += runs.adds(message.offset, behind=message.offset - 1 == last.get(source))
-            last[source] = message.offset
-            if not self._ordered and len(runs) + begun[source] > offsets_seen.MAX_RUNS:
+            runs = seen[source] = runs if source in seen else runs.copy()
+            runs.add(message.offset)
+            if self._ordered:
+                runs.forget()
+            elif len(runs) > offsets_seen.MAX_RUNS:
                 raise offsets_seen.scattered(source)
             behind, next_offset = message.offset < old.next_offset, max(message.offset + 1, old.next_offset)
             if id(message) in unfit or (self._ordered and behind):
@@ -305,7 +311,7 @@ class Context(Generic[Spec, Runs]):
             fits = MIN_EVENT_TIME <= message.time <= latest
             reached = max(old.stream_time, message.time) if fits else old.stream_time
             after[source] = Position(next_offset, reached, now if fits or by_offset else old.active_ms)
-        return fresh, refused, after
+        return fresh, refused, after, seen
 
     def _table(self, messages: Sequence[tuple[Message, int]]) -> pa.Table:
         columns: list[list[Any]] = [

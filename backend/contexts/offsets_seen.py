@@ -14,7 +14,8 @@ An older release kept no runs: what it passed counts as given.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Mapping
+from copy import copy
 
 from backend.batch import Positions, SourcePartition
 from backend.errors import OffsetsScattered, UnknownFormat
@@ -36,16 +37,14 @@ class Seen:
     """The offsets of one source partition that were given.
 
     Args:
-        firsts: First offset of each run, ascending.
-        lasts: Last offset of each.
+        runs: First offset of each run, ascending -> the last one.
         fresh: They are not stored yet.
     """
 
-    def __init__(self, firsts: Iterable[int] = (), lasts: Iterable[int] = (), *, fresh: bool = False) -> None:
-        self._firsts, self._lasts = list(firsts), list(lasts)
-        self._changed: dict[int, int | None] = {}
-        if fresh:
-            self._changed.update(zip(self._firsts, self._lasts, strict=True))
+    def __init__(self, runs: Mapping[int, int], *, fresh: bool = False) -> None:
+        self._firsts, self._lasts = list(runs), list(runs.values())
+        self._changed = set(runs) if fresh else set[int]()
+        """First offsets of runs that may be stored otherwise: one set of all copies."""
 
     def __len__(self) -> int:
         return len(self._firsts)
@@ -54,44 +53,41 @@ class Seen:
         at = bisect_right(self._firsts, offset) - 1
         return at >= 0 and offset <= self._lasts[at]
 
-    def adds(self, offset: int, *, behind: bool) -> int:
-        """Return how many more runs there are with an offset that is not there: -1, 0 or 1.
-
-        Args:
-            offset: The offset.
-            behind: The one before it is about to be added, too.
-        """
-        return 1 - (behind or offset - 1 in self) - (offset + 1 in self)
+    def copy(self) -> Seen:
+        """Return the same offsets; those that are added to one are not in the other."""
+        other = copy(self)
+        other._firsts, other._lasts = self._firsts.copy(), self._lasts.copy()
+        return other
 
     def add(self, offset: int) -> None:
         """Add an offset that is not there."""
         at = bisect_right(self._firsts, offset)
-        first, last = offset, offset
+        last = offset
         if at < len(self) and self._firsts[at] == offset + 1:
-            self._changed[self._firsts.pop(at)] = None
+            self._changed.add(self._firsts.pop(at))
             last = self._lasts.pop(at)
         if at and self._lasts[at - 1] == offset - 1:
-            first, self._lasts[at - 1] = self._firsts[at - 1], last
+            at -= 1
+            self._lasts[at] = last
         else:
             self._firsts.insert(at, offset)
             self._lasts.insert(at, last)
-        self._changed[first] = last
+        self._changed.add(self._firsts[at])
 
     def forget(self) -> None:
         """Forget the oldest runs over the limit."""
-        over = len(self) - MAX_RUNS
-        if over > 0:
-            self._changed.update(dict.fromkeys(self._firsts[:over]))
-            del self._firsts[:over], self._lasts[:over]
+        over = max(len(self) - MAX_RUNS, 0)
+        self._changed.update(self._firsts[:over])
+        del self._firsts[:over], self._lasts[:over]
 
     def save(self, work: Workspace, source: SourcePartition) -> None:
         """Write what changed since the last time."""
-        for first, last in sorted(self._changed.items()):
-            key = _RUNS + clock_bytes((*source, first))
-            if last is None:
-                work.delete(key)
+        for first in sorted(self._changed):
+            key, at = _RUNS + clock_bytes((*source, first)), bisect_right(self._firsts, first) - 1
+            if at >= 0 and self._firsts[at] == first:
+                work.put(key, bytes([FORMAT]) + fixed_bytes(self._lasts[at]))
             else:
-                work.put(key, bytes([FORMAT]) + fixed_bytes(last))
+                work.delete(key)
         self._changed.clear()
 
 
@@ -105,21 +101,16 @@ def read(state: Readable, positions: Positions) -> dict[SourcePartition, Seen]:
     Raises:
         UnknownFormat: Another release wrote a run.
     """
-    firsts: dict[SourcePartition, list[int]] = {}
-    lasts: dict[SourcePartition, list[int]] = {}
+    runs: dict[SourcePartition, dict[int, int]] = {}
     keys, values = state.scan_arrays(_RUNS, prefix_end(_RUNS))
     for stream, partition, first, value in zip(*(part.tolist() for part in places_of(keys)), values, strict=True):
         if value[:1] != bytes([FORMAT]):
             raise UnknownFormat(
                 "a run of offsets has an unknown format", why=f"it is format {value[0]}, known is {FORMAT}"
             )
-        firsts.setdefault((stream, partition), []).append(first)
-        lasts.setdefault((stream, partition), []).append(int.from_bytes(value[1:], "big") - 2**63)
-    found = {source: Seen(firsts[source], lasts[source]) for source in firsts}
-    for source, position in positions.items():
-        if source not in found:
-            found[source] = Seen([_LOWEST], [position.next_offset - 1], fresh=True)
-    return found
+        runs.setdefault((stream, partition), {})[first] = int.from_bytes(value[1:], "big") - 2**63
+    passed = {source: Seen({_LOWEST: position.next_offset - 1}, fresh=True) for source, position in positions.items()}
+    return passed | {source: Seen(found) for source, found in runs.items()}
 
 
 def scattered(source: SourcePartition) -> OffsetsScattered:
