@@ -18,7 +18,7 @@ import pyarrow as pa
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.keys import decode_columns, encode_columns, pack_fixed, to_keys, to_rows, unpack_fixed
 from backend.messages.keys import MESSAGES, clock_range, index_keys, message_keys
-from backend.messages.layout import TIME_FIRST, MessageLayout, Part, choose_layout
+from backend.messages.layout import TIME_FIRST, MessageLayout, Part
 from backend.messages.rows import MessageCodec, digest, expire_messages, sorted_rows
 from backend.rocks import RocksStore
 from backend.rows import RowCodec
@@ -124,7 +124,7 @@ def bench_messages(rows: int, messages: pa.Table, codec: RowCodec, home: Path) -
     found = len(_read(work, codec, low, high))
     rate(f"message store: a window of {found} messages", found, lambda: _read(work, codec, low, high))
 
-    keyed = choose_layout("time", "join", equal_fields=True)
+    keyed = MessageLayout((Part.EQUAL, Part.TIME, Part.OFFSET))
     equal = encode_columns([messages["user"]])
     rate(
         "message store: rows of <equal_flds>_<timestamp>_<offset>",

@@ -53,8 +53,8 @@ def read_out(names: Sequence[str] | None, schema: pa.Schema, side: str) -> tuple
     return tuple(name for name in schema.names if name in set(names))
 
 
-def measure(left: Window | None, right: Window | None) -> str:
-    """Say in what windows are measured: `time` or `tuple`."""
+def measured_by_number(left: Window | None, right: Window | None) -> bool:
+    """Check the windows, and say whether they are measured by number of messages; by event time otherwise."""
     for name, window in (("left_window", left), ("right_window", right)):
         if window is not None and not isinstance(window, Window):
             raise ValueError(f"{name}={window!r}: give tumbling(...), hopping(...), sliding(...) or session(...)")
@@ -66,7 +66,7 @@ def measure(left: Window | None, right: Window | None) -> str:
             "left_window, right_window: one is by time and one by number of messages; allowed are two of one kind, or "
             "one window and None"
         )
-    return "tuple" if units == {"messages"} else "time"
+    return units == {"messages"}
 
 
 def read_retention(
@@ -150,9 +150,8 @@ def read_layout(
         large = ranged and (within[0] or 0) + (within[1] or 0) > most_ms
     if message_key != "auto":
         large = message_key == "join_fields"
-    unit = "tuple" if by_number else "time"
     layouts = [
-        choose_layout(unit, "join", equal_fields=equal, time_range=ranged, large=one, session=bool(session))
+        choose_layout(by_number=by_number, equal_fields=equal, time_range=ranged, large=one, session=bool(session))
         for one in (large, not large)
     ]
     return next((one for one in layouts if message_key == "auto" and one.name == stored), layouts[0])

@@ -33,7 +33,7 @@ from backend.batch import MESSAGE_FIELDS, SourcePartition
 from backend.joins.fields import out_columns, read_on
 from backend.joins.options import (
     checked_schema,
-    measure,
+    measured_by_number,
     read_layout,
     read_left_streams,
     read_out,
@@ -245,7 +245,7 @@ def join_spec(
             "on=None, within=None: a join needs equal fields (on='id') or a time range (within='10 min'); with "
             "neither, every message would pair with every other one"
         )
-    by_number = measure(left_window, right_window) == "tuple"
+    by_number = measured_by_number(left_window, right_window)
     sides = [
         Side(
             number,

@@ -57,53 +57,35 @@ class MessageLayout:
 
 
 _T, _E, _O, _S = Part.TIME, Part.EQUAL, Part.OFFSET, Part.SESSION
-ANY = "any"
-MATRIX: tuple[tuple[str, str, str, str, str, tuple[Part, ...]], ...] = (
-    # measure, purpose, equal fields, time range, window, message key
-    ("tuple", "aggregate", ANY, ANY, ANY, (_O,)),
-    ("tuple", "join", "no", ANY, ANY, (_O,)),
-    ("tuple", "join", "yes", ANY, "small", (_O,)),
-    ("tuple", "join", "yes", ANY, "large", (_E, _O)),
-    ("time", "aggregate", ANY, ANY, ANY, (_T, _O)),
-    ("time", "join", "no", ANY, ANY, (_T, _O)),
-    ("time", "join", "yes", "no", ANY, (_E, _T, _O)),
-    ("time", "join", "yes", "yes", "small", (_T, _E, _O)),
-    ("time", "join", "yes", "yes", "large", (_E, _T, _O)),
+MATRIX: tuple[tuple[bool, bool, bool | None, bool | None, tuple[Part, ...]], ...] = (
+    # by number, equal fields, time range, large window, message key; None is either
+    (True, False, None, None, (_O,)),
+    (True, True, None, False, (_O,)),
+    (True, True, None, True, (_E, _O)),
+    (False, False, None, None, (_T, _O)),
+    (False, True, False, None, (_E, _T, _O)),
+    (False, True, True, False, (_T, _E, _O)),
+    (False, True, True, True, (_E, _T, _O)),
 )
-"""SAMZA-552, "Message Store": the first row that fits gives the message key."""
+"""SAMZA-552, "Message Store", of joins: the first row that fits gives the message key."""
 TIME_FIRST = MessageLayout((_T, _O))
-"""`<timestamp>_<offset>`: time windows, aggregates."""
+"""`<timestamp>_<offset>`: aggregates in time windows."""
 OFFSET_FIRST = MessageLayout((_O,))
-"""`<offset>`: tuple windows."""
+"""`<offset>`: aggregates in tuple windows."""
 
 
 def choose_layout(
-    measure: str,
-    purpose: str,
-    *,
-    equal_fields: bool = False,
-    time_range: bool = False,
-    large: bool = False,
-    session: bool = False,
+    *, by_number: bool, equal_fields: bool, time_range: bool, large: bool, session: bool = False
 ) -> MessageLayout:
-    """Choose the message key.
+    """Choose the message key of a join.
 
     Args:
-        measure: `time` or `tuple`: in what windows are measured.
-        purpose: `aggregate` or `join`.
+        by_number: Windows are measured by number of messages; by event time otherwise.
         equal_fields: The join has equal fields.
         time_range: The join has a time range.
         large: The window is large: a join should not iterate through it, or `setKeyedMessageStore(joinKeys)` is asked.
         session: Windows are sessions, so the session key comes first.
-
-    Raises:
-        ValueError: The measure or purpose is neither.
     """
-    if measure not in ("time", "tuple"):
-        raise ValueError(f"measure={measure!r}: allowed are 'time' and 'tuple'")
-    if purpose not in ("aggregate", "join"):
-        raise ValueError(f"purpose={purpose!r}: allowed are 'aggregate' and 'join'")
-    size = "large" if large else "small"
-    asked = (measure, purpose, "yes" if equal_fields else "no", "yes" if time_range else "no", size)
-    parts = next(row[5] for row in MATRIX if all(cell in (ANY, want) for cell, want in zip(row, asked, strict=False)))
+    asked = (by_number, equal_fields, time_range, large)
+    parts = next(row[4] for row in MATRIX if all(cell in (None, want) for cell, want in zip(row, asked, strict=False)))
     return MessageLayout((_S, *parts) if session else parts)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from backend.keys import encode, encode_columns
-from backend.messages.layout import choose_layout
+from backend.messages.layout import MessageLayout, Part
 from backend.messages.rows import digest, expire_messages
 from backend.rocks import RocksOptions, RocksStore
 from backend.rows import RowCodec
@@ -27,7 +27,7 @@ from backend.store.workspace import Workspace
 from tests.support.message_store import add_messages, read_messages
 
 HERE = Path(__file__).parent
-LAYOUT = choose_layout("time", "join", equal_fields=True)
+LAYOUT = MessageLayout((Part.EQUAL, Part.TIME, Part.OFFSET))
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),

@@ -8,7 +8,7 @@ import pytest
 from backend.errors import BoundViolated, KeyInvalid, StateCorrupted
 from backend.keys import encode, encode_columns
 from backend.messages.keys import message_keys
-from backend.messages.layout import MATRIX, MessageLayout, Part, choose_layout
+from backend.messages.layout import MATRIX, OFFSET_FIRST, TIME_FIRST, MessageLayout, Part, choose_layout
 from backend.messages.rows import MessageCodec, digest, expire_messages
 from backend.rows import RowCodec
 from backend.store.memory import MemoryStore
@@ -76,40 +76,36 @@ def wanted(layout: MessageLayout, rows: list[tuple[object, ...]]) -> set[tuple[o
 
 # the table of SAMZA-552, "Message Store", read off by hand; N/A stands for both
 @pytest.mark.parametrize(
-    ("measure", "purpose", "equal", "time_range", "large", "key"),
+    ("measure", "equal", "time_range", "large", "key"),
     [
-        ("tuple", "aggregate", None, None, None, "offset"),
-        ("tuple", "join", False, None, None, "offset"),
-        ("tuple", "join", True, None, False, "offset"),
-        ("tuple", "join", True, None, True, "equal_offset"),
-        ("time", "aggregate", None, None, None, "time_offset"),
-        ("time", "join", False, False, None, "time_offset"),
-        ("time", "join", False, True, None, "time_offset"),
-        ("time", "join", True, False, None, "equal_time_offset"),
-        ("time", "join", True, True, False, "time_equal_offset"),
-        ("time", "join", True, True, True, "equal_time_offset"),
+        ("tuple", False, None, None, "offset"),
+        ("tuple", True, None, False, "offset"),
+        ("tuple", True, None, True, "equal_offset"),
+        ("time", False, False, None, "time_offset"),
+        ("time", False, True, None, "time_offset"),
+        ("time", True, False, None, "equal_time_offset"),
+        ("time", True, True, False, "time_equal_offset"),
+        ("time", True, True, True, "equal_time_offset"),
     ],
 )
-def test_the_matrix_of_message_keys(
-    measure: str, purpose: str, equal: bool | None, time_range: bool | None, large: bool | None, key: str
+def test_the_matrix_of_message_keys_of_joins(
+    measure: str, equal: bool | None, time_range: bool | None, large: bool | None, key: str
 ) -> None:
     both = (False, True)
     for e, r, size in itertools.product(*(both if given is None else (given,) for given in (equal, time_range, large))):
-        layout = choose_layout(measure, purpose, equal_fields=e, time_range=r, large=size)
+        by_number = measure == "tuple"
+        layout = choose_layout(by_number=by_number, equal_fields=e, time_range=r, large=size)
         assert layout.name == key
-        sessions = choose_layout(measure, purpose, equal_fields=e, time_range=r, large=size, session=True)
+        sessions = choose_layout(by_number=by_number, equal_fields=e, time_range=r, large=size, session=True)
         assert sessions.name == "session_" + key
 
 
-def test_another_measure_or_purpose_is_refused() -> None:
-    with pytest.raises(ValueError, match="measure='rows'"):
-        choose_layout("rows", "join")
-    with pytest.raises(ValueError, match="purpose='sort'"):
-        choose_layout("time", "sort")
+def test_the_message_keys_of_aggregates() -> None:
+    assert (OFFSET_FIRST.name, TIME_FIRST.name) == ("offset", "time_offset")
 
 
 def test_each_row_of_the_matrix_can_be_reached() -> None:
-    assert {row[5] for row in MATRIX} == {layout.parts for layout in LAYOUTS if S not in layout.parts}
+    assert {row[4] for row in MATRIX} == {layout.parts for layout in LAYOUTS if S not in layout.parts}
 
 
 def test_key_bytes_of_format_1() -> None:
