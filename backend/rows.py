@@ -189,19 +189,17 @@ class RowCodec:
         count, joined = len(values), b"".join(values)
         head = self._heads(joined, lengths)
         nulls = np.unpackbits(head[:, 1 : 1 + self._null_bytes], axis=1, bitorder="little").view(np.bool_)
-        at = 1 + self._null_bytes
+        at, texts = 1 + self._null_bytes, self._texts(joined, lengths, head)
         cells: list[pa.Array | None] = []
-        for index, leaf in enumerate(self._leaves):
+        for leaf, null in zip(self._leaves, nulls.T, strict=False):
             cell = None
             if leaf.width > 0:
-                cell = _from_fixed(head[:, at : at + leaf.width], leaf, nulls[:, index])
+                cell = _from_fixed(head[:, at : at + leaf.width], leaf, null)
                 at += leaf.width
+            elif leaf.width < 0:
+                cell = _from_variable(next(texts), leaf, null)
             cells.append(cell)
-        texts = self._texts(joined, lengths, head[:, at:]) if self._variable else iter(())
-        for index, leaf in enumerate(self._leaves):
-            if leaf.width < 0:
-                cells[index] = _from_variable(next(texts), leaf, nulls[:, index])
-        leaves = iter(zip(self._leaves, cells, nulls.T[: len(self._leaves)], strict=True))
+        leaves = iter(zip(self._leaves, cells, nulls.T, strict=False))
         columns = [_gathered(column.type, leaves, count) for column in self.schema]
         return pa.Table.from_arrays(columns, schema=self.schema)
 
@@ -223,12 +221,13 @@ class RowCodec:
         heads: _Bytes2D = np.lib.stride_tricks.sliding_window_view(data, self._head)[starts]
         return heads
 
-    def _texts(self, joined: bytes, lengths: npt.NDArray[np.int64], sizes: _Bytes2D) -> Any:
+    def _texts(self, joined: bytes, lengths: npt.NDArray[np.int64], heads: _Bytes2D) -> Iterator[pa.Array]:
         """Give the variable cells, column by column, as one binary array each, cut from the joined rows."""
         count, columns = len(lengths), self._variable
         cuts = np.empty((count, columns + 1), np.int64)  # lengths of the head and of each cell
         cuts[:, 0] = self._head
-        cuts[:, 1:-1] = np.ascontiguousarray(sizes).view("<u4").reshape(count, columns - 1) if count else 0
+        sizes = np.ascontiguousarray(heads[:, self._head - 4 * (columns - 1) :])
+        cuts[:, 1:-1] = sizes.view("<u4").reshape(count, columns - 1) if count else 0
         cuts[:, -1] = lengths - cuts[:, :-1].sum(axis=1)
         if (cuts[:, -1] < 0).any():
             raise _damaged("the cells are longer than the row")
