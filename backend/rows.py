@@ -66,7 +66,7 @@ class _Leaf:
     """One column of the layout.
 
     Attributes:
-        kind: Arrow type of the column.
+        kind: Arrow type of the column; of a dictionary that of its values.
         width: Bytes of a cell; 0 for the presence of a struct and for null columns, -1 for variable cells.
         nested: The leaf is a list or a map.
     """
@@ -253,7 +253,7 @@ def _leaves(kind: pa.DataType, name: str) -> list[_Leaf]:
     if types.is_boolean(kind):
         return [_Leaf(kind, 1)]
     if types.is_dictionary(kind) and not types.is_nested(kind.value_type):
-        return [_Leaf(kind, _leaves(kind.value_type, name)[0].width)]
+        return _leaves(kind.value_type, name)
     if is_text(kind):
         return [_Leaf(kind, -1)]
     if types.is_nested(kind) and not types.is_union(kind) and not types.is_run_end_encoded(kind):
@@ -285,15 +285,13 @@ def _spread(
     null = array.is_null().to_numpy(zero_copy_only=False)
     if absent is not None:
         null = null | absent
-    cells.append((leaf, array, null))
+    cells.append((leaf, array.dictionary_decode() if pa.types.is_dictionary(array.type) else array, null))
     if pa.types.is_struct(leaf.kind):
         for index in range(leaf.kind.num_fields):
             _spread(array.field(index), leaves, null, cells)
 
 
 def _fixed_cells(array: pa.Array, leaf: _Leaf, null: npt.NDArray[np.bool_]) -> _Bytes2D:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     rows = np.frombuffer(array.buffers()[1] or b"", np.uint8)
@@ -305,13 +303,12 @@ def _fixed_cells(array: pa.Array, leaf: _Leaf, null: npt.NDArray[np.bool_]) -> _
 
 
 def _from_fixed(rows: _Bytes2D, leaf: _Leaf, null: npt.NDArray[np.bool_]) -> pa.Array:
-    kind = leaf.kind.value_type if pa.types.is_dictionary(leaf.kind) else leaf.kind
     valid = pa.py_buffer(np.packbits(~null, bitorder="little")) if null.any() else None
-    if pa.types.is_boolean(kind):
+    if pa.types.is_boolean(leaf.kind):
         data = np.packbits(rows[:, 0].view(np.bool_), bitorder="little")
     else:
         data = np.ascontiguousarray(rows)
-    return _as(pa.Array.from_buffers(kind, len(rows), [valid, pa.py_buffer(data)]), leaf)
+    return pa.Array.from_buffers(leaf.kind, len(rows), [valid, pa.py_buffer(data)])
 
 
 def _variable_cells(array: pa.Array, leaf: _Leaf, null: npt.NDArray[np.bool_]) -> pa.BinaryArray:
@@ -319,8 +316,6 @@ def _variable_cells(array: pa.Array, leaf: _Leaf, null: npt.NDArray[np.bool_]) -
         plain = array.cast(_plain(leaf.kind, "")).to_pylist()
         pack = msgspec.msgpack.Encoder().encode
         return pa.array([b"" if skip else pack(cell) for cell, skip in zip(plain, null, strict=True)], pa.binary())
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     texts = array.cast(pa.string() if is_str(array.type) else pa.binary()).cast(pa.binary())
     return pc.if_else(pa.array(null), pa.scalar(b"", pa.binary()), texts) if null.any() else texts
 
@@ -336,15 +331,10 @@ def _from_variable(texts: pa.BinaryArray, leaf: _Leaf, null: npt.NDArray[np.bool
             raise _damaged(str(error)) from error
     if null.any():
         texts = pc.if_else(pa.array(null), pa.scalar(None, pa.binary()), texts)
-    kind = leaf.kind.value_type if pa.types.is_dictionary(leaf.kind) else leaf.kind
     try:
-        return _as(texts.cast(pa.string()).cast(kind) if is_str(kind) else texts.cast(kind), leaf)
+        return texts.cast(pa.string()).cast(leaf.kind) if is_str(leaf.kind) else texts.cast(leaf.kind)
     except pa.ArrowInvalid as error:
         raise _damaged(str(error)) from error
-
-
-def _as(array: pa.Array, leaf: _Leaf) -> pa.Array:
-    return array.cast(leaf.kind) if pa.types.is_dictionary(leaf.kind) else array
 
 
 def _gathered(kind: pa.DataType, leaves: Any, count: int) -> pa.Array:
@@ -355,7 +345,9 @@ def _gathered(kind: pa.DataType, leaves: Any, count: int) -> pa.Array:
         if not children:
             return pa.array([None if skip else {} for skip in null], kind)
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=pa.array(null) if null.any() else None)
-    return pa.nulls(count) if cells is None else cells
+    if cells is None:
+        return pa.nulls(count)
+    return cells.cast(kind) if pa.types.is_dictionary(kind) else cells
 
 
 def _plain(kind: pa.DataType, name: str) -> pa.DataType:
