@@ -49,38 +49,33 @@ def load(codec: JoinRows, work: Workspace, new: tuple[Rows, Rows], stored: int) 
     asking = tuple(rows.where(rows.known) for rows in new)
     ranges: list[tuple[bytes, bytes]] = []
     if stored and any(len(rows) for rows in asking):
+        edges = [reach(spec, side, rows.time) for side, rows in enumerate(asking)]
+        low, high = (np.concatenate([edge[at] for edge in edges]) for at in (0, 1))
         if layout.parts[0] is Part.TIME:
-            ranges = _time_ranges(spec, asking)
+            spans = zip(*(edge.tolist() for edge in few(*runs(low, high), MAX_SCANS)), strict=True)
+            ranges = [clock_range(MESSAGES, first, last + 1) for first, last in spans]
         elif layout.parts[0] is Part.OFFSET:
             ranges = [region_range(Region.MESSAGES)]
         else:
-            ranges = _key_ranges(codec, asking, stored)
+            ranges = _key_ranges(codec, asking, low, high, stored)
     keys, values, _ = scan_ranges(work, ranges)
     return codec.split(keys, values)
 
 
-def _time_ranges(spec: JoinSpec, asking: tuple[Rows, ...]) -> list[tuple[bytes, bytes]]:
-    edges = [reach(spec, side, rows.time) for side, rows in enumerate(asking)]
-    low, high = few(*runs(*(np.concatenate([edge[at] for edge in edges]) for at in (0, 1))), MAX_SCANS)
-    return [clock_range(MESSAGES, first, last + 1) for first, last in zip(low.tolist(), high.tolist(), strict=True)]
-
-
-def _key_ranges(codec: JoinRows, asking: tuple[Rows, ...], stored: int) -> list[tuple[bytes, bytes]]:
+def _key_ranges(
+    codec: JoinRows, asking: tuple[Rows, ...], low: IntArray, high: IntArray, stored: int
+) -> list[tuple[bytes, bytes]]:
     """Give one range per distinct key, cut to the event times that can be met where they follow the key."""
-    spec, layout = codec.spec, codec.layout
     parts = [codec.prefixes(rows) for rows in asking if len(rows)]
     coded = pa.concat_arrays([part.cast(pa.binary()) for part in parts]).dictionary_encode()
     if len(coded.dictionary) * SEEK_ROWS > stored:
         return [region_range(Region.MESSAGES)]
     prefixes = coded.dictionary.to_pylist()
-    if not (layout.timed and spec.ranged):
+    if not (codec.layout.timed and codec.spec.ranged):
         return [clock_range(MESSAGES + prefix, None, None) for prefix in sorted(prefixes)]
     number = coded.indices.to_numpy()
-    edges = [reach(spec, side, rows.time) for side, rows in enumerate(asking)]
-    low, high = np.full(len(prefixes), MAX_TIME, np.int64), np.full(len(prefixes), MIN_TIME, np.int64)
-    np.minimum.at(low, number, np.concatenate([edge[0] for edge in edges]))
-    np.maximum.at(high, number, np.concatenate([edge[1] for edge in edges]))
-    return sorted(
-        clock_range(MESSAGES + prefix, first, last + 1)
-        for prefix, first, last in zip(prefixes, low.tolist(), high.tolist(), strict=True)
-    )
+    first, last = np.full(len(prefixes), MAX_TIME, np.int64), np.full(len(prefixes), MIN_TIME, np.int64)
+    np.minimum.at(first, number, low)
+    np.maximum.at(last, number, high)
+    spans = zip(prefixes, first.tolist(), last.tolist(), strict=True)
+    return sorted(clock_range(MESSAGES + prefix, start, end + 1) for prefix, start, end in spans)
