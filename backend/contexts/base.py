@@ -74,6 +74,8 @@ SPECIFICATION_FORMAT = 1
 """Of the row with what the operator says of itself, JSON, but for the options that may change."""
 MAX_WHY = 200
 """Characters of a detail: what does not fit may stand in it, and be long."""
+_NUMBERS = ("stream", "partition", "offset", "time")
+"""Attributes of `Message`, in the order of `MESSAGE_FIELDS`."""
 _OUT_OF_ORDER = "out_of_order", "a later offset was given before, and this one was not, or too long ago to be known"
 _log = logging.getLogger(__name__)
 
@@ -314,13 +316,8 @@ class Context(Generic[Spec, Runs]):
         return fresh, refused, after, seen
 
     def _table(self, messages: Sequence[tuple[Message, int]]) -> pa.Table:
-        columns: list[list[Any]] = [
-            [m.stream for m, _ in messages],
-            [m.partition for m, _ in messages],
-            [m.offset for m, _ in messages],
-            [m.time for m, _ in messages],
-            [before for _, before in messages],
-        ]
+        columns: list[list[Any]] = [[getattr(m, name) for m, _ in messages] for name in _NUMBERS]
+        columns.append([before for _, before in messages])
         if not all(isinstance(time, Integral) for time in columns[3]):
             raise TypeError("an event time is an integer, milliseconds")
         columns += [[self._value(m, name) for m, _ in messages] for name in self._schema.names[len(MESSAGE_FIELDS) :]]
@@ -362,7 +359,7 @@ class Context(Generic[Spec, Runs]):
 
 def _plain(message: Message) -> Message:
     """Return a message with numbers of Python, not of numpy."""
-    places: dict[str, Any] = {name: getattr(message, name) for name in ("stream", "partition", "offset", "time")}
+    places: dict[str, Any] = {name: getattr(message, name) for name in _NUMBERS}
     if all(type(one) is int or not isinstance(one, Integral) for one in places.values()):
         return message
     plain = {name: int(one) if isinstance(one, Integral) else one for name, one in places.items()}
