@@ -51,40 +51,34 @@ def large_rows(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> dic
 
 def check_key(key: bytes) -> None:
     """Raise `KeyInvalid` unless the key is bytes, 1 to `MAX_KEY_BYTES` of them."""
-    if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES:
-        raise _bad_key(key)
+    if type(key) is not bytes:
+        raise KeyInvalid("a key must be bytes", why=f"{type(key).__name__} was given")
+    if not 0 < len(key) <= MAX_KEY_BYTES:
+        raise KeyInvalid("a key's size is out of range", why=f"{len(key)} bytes, allowed are 1 to {MAX_KEY_BYTES}")
 
 
 def check_keys(keys: Sequence[bytes]) -> None:
     """Check many keys as `check_key` does, and name the first bad one."""
     if not _sized(keys, 1, MAX_KEY_BYTES):
-        raise _bad_key(next(key for key in keys if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES))
+        for key in keys:
+            check_key(key)
 
 
 def check_value(value: bytes) -> None:
     """Raise `ValueInvalid` unless the value is bytes, at most `MAX_VALUE_BYTES` of them."""
-    if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
-        raise _bad_value(value)
+    if type(value) is not bytes:
+        raise ValueInvalid("a value must be bytes", why=f"{type(value).__name__} was given")
+    if len(value) > MAX_VALUE_BYTES:
+        raise ValueInvalid("a value is too large", why=f"{len(value)} bytes, at most {MAX_VALUE_BYTES} are allowed")
 
 
 def check_values(values: Sequence[bytes]) -> None:
     """Check many values as `check_value` does, and name the first bad one."""
     if not _sized(values, 0, MAX_VALUE_BYTES):
-        raise _bad_value(next(value for value in values if type(value) is not bytes or len(value) > MAX_VALUE_BYTES))
+        for value in values:
+            check_value(value)
 
 
 def _sized(items: Sequence[bytes], low: int, high: int) -> bool:
     """Say whether all are bytes of a size in the closed range."""
     return set(map(type, items)) <= {bytes} and all(low <= size <= high for size in set(map(len, items)))
-
-
-def _bad_key(key: object) -> KeyInvalid:
-    if not isinstance(key, bytes):
-        return KeyInvalid("a key must be bytes", why=f"{type(key).__name__} was given")
-    return KeyInvalid("a key's size is out of range", why=f"{len(key)} bytes, allowed are 1 to {MAX_KEY_BYTES}")
-
-
-def _bad_value(value: object) -> ValueInvalid:
-    if not isinstance(value, bytes):
-        return ValueInvalid("a value must be bytes", why=f"{type(value).__name__} was given")
-    return ValueInvalid("a value is too large", why=f"{len(value)} bytes, at most {MAX_VALUE_BYTES} are allowed")

@@ -10,7 +10,7 @@ from backend.aggregates import compile_full, median, quantile
 from backend.aggregates.groups import Rows, add_integers, from_limbs, stable_order
 from backend.chunks import is_repeated, repeated
 from backend.errors import KeyInvalid, ValueInvalid
-from backend.store.limits import check_keys, check_values
+from backend.store.limits import check_key, check_keys, check_value, check_values
 from backend.store.protocol import MAX_VALUE_BYTES
 from backend.windows import arrivals
 from backend.windows.arrivals import _near
@@ -182,3 +182,18 @@ def test_one_bad_key_or_value_among_many_is_found(bad: object) -> None:
     with pytest.raises(KeyInvalid):
         check_keys([b"x", b""])
     check_values([b"x", b""])
+
+
+class _Tagged(bytes):
+    """Bytes that would lose what a class of their own says."""
+
+
+def test_a_class_of_ones_own_is_named_not_its_size() -> None:
+    for check in (check_key, lambda bad: check_keys([b"x", bad])):
+        with pytest.raises(KeyInvalid, match="a key must be bytes") as refused:
+            check(_Tagged(b"x"))
+        assert refused.value.why == "_Tagged was given"
+    for check in (check_value, lambda bad: check_values([b"x", bad])):
+        with pytest.raises(ValueInvalid, match="a value must be bytes") as value_refused:
+            check(_Tagged(b"x"))
+        assert value_refused.value.why == "_Tagged was given"
