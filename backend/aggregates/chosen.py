@@ -79,7 +79,7 @@ class _Extreme:
             values = chosen.column(f"value_{how}").combine_chunks()
             return g.scatter(values.cast(self._kind), chosen.column("group").to_numpy(), count)
         values = g.without_negative_zero(array).view(self._plain).to_numpy(zero_copy_only=False)
-        seen = rows.seen(name)
+        seen = rows.sizes_of(name) > 0
         best, choose = self._start(values.dtype, count)
         with np.errstate(invalid="ignore"):  # NaN among the values
             choose.at(best, groups, values)

@@ -55,6 +55,8 @@ class Rows:
     groups: Ints
     count: int
     _columns: dict[str, pa.Array] = field(default_factory=dict, compare=False, repr=False)
+    _groups: dict[str, Ints] = field(default_factory=dict, compare=False, repr=False)
+    _sizes: dict[str, Ints] = field(default_factory=dict, compare=False, repr=False)
     _ascending: dict[str, tuple[Floats, Ints]] = field(default_factory=dict, compare=False, repr=False)
 
     def column(self, name: str) -> pa.Array:
@@ -65,16 +67,23 @@ class Rows:
 
     def present(self, name: str) -> tuple[pa.Array, Ints]:
         """Give the non-null values of a column, and their groups."""
+        return self.column(name).drop_null(), self._groups_of(name)
+
+    def sizes_of(self, name: str) -> Ints:
+        """Count the non-null values of a column per group."""
+        if self.column(name).null_count == 0:
+            return self.sizes
+        if name not in self._sizes:
+            self._sizes[name] = counts(self._groups_of(name), self.count)
+        return self._sizes[name]
+
+    def _groups_of(self, name: str) -> Ints:
         array = self.column(name)
         if array.null_count == 0:
-            return array, self.groups
-        valid = array.is_valid()
-        return array.filter(valid), self.groups[valid.to_numpy(zero_copy_only=False)]
-
-    def seen(self, name: str) -> Mask:
-        """Tell the groups that have a value of a column that is not null."""
-        _, groups = self.present(name)
-        return (self.sizes if len(groups) == len(self.groups) else counts(groups, self.count)) > 0
+            return self.groups
+        if name not in self._groups:
+            self._groups[name] = self.groups[array.is_valid().to_numpy(zero_copy_only=False)]
+        return self._groups[name]
 
     def total(self, name: str) -> pa.Array:
         """Add the counts of a column per group."""
@@ -86,12 +95,10 @@ class Rows:
         They are sorted by group, and ascending within a group, NaN last; -0.0 is given as 0.0.
         """
         if name not in self._ascending:
-            array, groups = self.present(name)
-            whole = len(groups) == len(self.groups)
-            sizes = self.sizes if whole else counts(groups, self.count)
+            (array, groups), sizes = self.present(name), self.sizes_of(name)
             values = _sorted_integers(array, groups, self.count) if pa.types.is_integer(array.type) else None
             if values is None:
-                order = self.order if whole else stable_order(groups, self.count)
+                order = self.order if len(groups) == len(self.groups) else stable_order(groups, self.count)
                 values = (array.cast(pa.float64(), safe=False).to_numpy() + 0.0)[order]
                 sort_runs(values, sizes)
             self._ascending[name] = values, sizes

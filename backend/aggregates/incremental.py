@@ -67,27 +67,36 @@ def _numbers(accumulators: pa.Table, name: str) -> npt.NDArray[Any]:
     return values
 
 
+class _Composed:
+    """An aggregate whose partial is those of its parts, one behind the other."""
+
+    def __init__(self, parts: Sequence[_Count | _Total], result_field: pa.Field) -> None:
+        self._parts, self.result_field = parts, result_field
+        self.accumulator_fields = [one for part in parts for one in part.accumulator_fields]
+
+    def fold(self, rows: Rows) -> list[pa.Array]:
+        return [column for part in self._parts for column in part.fold(rows)]
+
+    def merge(self, rows: Rows) -> list[pa.Array]:
+        return [column for part in self._parts for column in part.merge(rows)]
+
+
 class _Count:
     """Partial: `n` int64."""
 
     def __init__(self, alias: str, name: str | None) -> None:
-        self._part, self._name = f"{alias}.n", name
-        self.accumulator_fields = [pa.field(self._part, pa.int64(), nullable=False)]
+        self.part, self._name = f"{alias}.n", name
+        self.accumulator_fields = [pa.field(self.part, pa.int64(), nullable=False)]
         self.result_field = pa.field(alias, pa.int64(), nullable=False)
 
     def fold(self, rows: Rows) -> list[pa.Array]:
-        if self._name is None:
-            return [pa.array(rows.sizes)]
-        array = rows.column(self._name)
-        if array.null_count == 0:
-            return [pa.array(rows.sizes)]
-        return [pa.array(g.counts(rows.groups[array.is_valid().to_numpy(zero_copy_only=False)], rows.count))]
+        return [pa.array(rows.sizes if self._name is None else rows.sizes_of(self._name))]
 
     def merge(self, rows: Rows) -> list[pa.Array]:
-        return [rows.total(self._part)]
+        return [rows.total(self.part)]
 
     def result(self, accumulators: pa.Table) -> pa.Array:
-        return accumulators.column(self._part)
+        return accumulators.column(self.part)
 
 
 class _Total:
@@ -97,14 +106,20 @@ class _Total:
     true of a finite sum beyond the largest double.
     """
 
-    def __init__(self, prefix: str, kind: pa.DataType, *, overflows: bool = True) -> None:
-        self.exact, self._overflows = not pa.types.is_floating(kind), overflows
-        limbs = _DECIMAL_LIMBS if pa.types.is_decimal(kind) else _INT_LIMBS
+    def __init__(self, prefix: str, entry: pa.Field, *, overflows: bool = True) -> None:
+        self._name, self._overflows = entry.name, overflows
+        self.exact, self.scale = not pa.types.is_floating(entry.type), 0
+        limbs = _INT_LIMBS
+        if pa.types.is_decimal(entry.type):
+            limbs, self.scale = _DECIMAL_LIMBS, entry.type.scale
         parts = {f"limb{place}": pa.int64() for place in range(limbs)} if self.exact else _FLOAT_PARTS
-        self.fields = [pa.field(f"{prefix}.{part}", own) for part, own in parts.items()]
-        self.names = [one.name for one in self.fields]
+        self.accumulator_fields = [pa.field(f"{prefix}.{part}", own) for part, own in parts.items()]
+        self.names = [one.name for one in self.accumulator_fields]
 
-    def fold(self, array: pa.Array, groups: Ints, seen: Mask) -> list[pa.Array]:
+    def fold(self, rows: Rows) -> list[pa.Array]:
+        return self.add(*rows.present(self._name), rows.sizes_of(self._name) > 0)
+
+    def add(self, array: pa.Array, groups: Ints, seen: Mask) -> list[pa.Array]:
         """Take values without nulls, and which groups have one."""
         count = len(seen)
         if self.exact:
@@ -117,7 +132,7 @@ class _Total:
 
     def merge(self, rows: Rows) -> list[pa.Array]:
         """Take partials; empty ones count for nothing."""
-        (first, groups), seen = rows.present(self.names[0]), rows.seen(self.names[0])
+        (first, groups), seen = rows.present(self.names[0]), rows.sizes_of(self.names[0]) > 0
         others = [rows.present(name)[0].to_numpy() for name in self.names[1:]]
         if self.exact:
             return self._columns(g.add_limbs([first.to_numpy(), *others], groups, rows.count), seen)
@@ -128,78 +143,58 @@ class _Total:
         return self._columns([hi, lo, special | overflow if self._overflows else special], seen)
 
     def _columns(self, parts: Sequence[npt.NDArray[Any]], seen: Mask) -> list[pa.Array]:
-        return [g.column(part, seen, own.type) for part, own in zip(parts, self.fields, strict=True)]
+        return [g.column(part, seen, own.type) for part, own in zip(parts, self.accumulator_fields, strict=True)]
 
     def parts(self, accumulators: pa.Table) -> list[npt.NDArray[Any]]:
         """Give the limbs, or hi, lo and special; zeros where nothing was seen."""
         return [_numbers(accumulators, name) for name in self.names]
 
+    def divided(self, accumulators: pa.Table, divisor: Ints, seen: Mask, kind: pa.DataType) -> pa.Array:
+        """Divide sums of floats or decimals; null where `seen` is false."""
+        if not self.exact:
+            hi, _, special = self.parts(accumulators)
+            return g.column(g.with_special(hi / divisor, special), seen, kind)
+        totals = zip(g.from_limbs(self.parts(accumulators)), divisor.tolist(), seen, strict=True)
+        return _decimals([Fraction(total, by) if ok else None for total, by, ok in totals], kind, self.scale)
 
-class _Sum:
+
+class _Sum(_Composed):
     """Partial: that of `_Total`."""
 
     def __init__(self, alias: str, entry: pa.Field) -> None:
-        self._name, self._total = entry.name, _Total(alias, entry.type)
-        self.accumulator_fields = self._total.fields
+        self._total = _Total(alias, entry)
         if pa.types.is_decimal(entry.type):
             kind = pa.decimal128(min(entry.type.precision + 10, _MAX_DIGITS), entry.type.scale)
         else:
             kind = pa.int64() if self._total.exact else pa.float64()
-        self.result_field = pa.field(alias, kind)
-
-    def fold(self, rows: Rows) -> list[pa.Array]:
-        return self._total.fold(*rows.present(self._name), rows.seen(self._name))
-
-    def merge(self, rows: Rows) -> list[pa.Array]:
-        return self._total.merge(rows)
+        super().__init__([self._total], pa.field(alias, kind))
 
     def result(self, accumulators: pa.Table) -> pa.Array:
         seen: Mask = accumulators.column(self._total.names[0]).is_valid().to_numpy()
         kind = self.result_field.type
-        if not self._total.exact:
-            hi, _, special = self._total.parts(accumulators)
-            return g.column(g.with_special(hi, special), seen, kind)
-        limbs = self._total.parts(accumulators)
-        if pa.types.is_decimal(kind):
-            totals = [Fraction(value) if ok else None for value, ok in zip(g.from_limbs(limbs), seen, strict=True)]
-            return _decimals(totals, kind, kind.scale)
-        low, high = limbs
+        if not pa.types.is_integer(kind):
+            return self._total.divided(accumulators, np.ones(len(seen), np.int64), seen, kind)
+        low, high = self._total.parts(accumulators)
         fits = (high >= -(2**31)) & (high < 2**31)
         return g.column((high << 32) | low, seen & fits, kind)
 
 
-class _Mean:
+class _Mean(_Composed):
     """Partial: that of `_Total`, and `n` int64."""
 
     def __init__(self, alias: str, entry: pa.Field) -> None:
-        self._name, self._part, self._total = entry.name, f"{alias}.n", _Total(alias, entry.type)
-        self.accumulator_fields = [*self._total.fields, pa.field(self._part, pa.int64(), nullable=False)]
-        self._scale, kind = 0, pa.float64()
+        self._total, self._n = _Total(alias, entry), _Count(alias, entry.name)
+        self._of_integers, kind = pa.types.is_integer(entry.type), pa.float64()
         if pa.types.is_decimal(entry.type):
-            self._scale = entry.type.scale
-            kind = pa.decimal128(min(entry.type.precision + 4, _MAX_DIGITS), min(self._scale + 4, _MAX_DIGITS))
-        self.result_field = pa.field(alias, kind)
-
-    def fold(self, rows: Rows) -> list[pa.Array]:
-        array, groups = rows.present(self._name)
-        n = g.counts(groups, rows.count)
-        return [*self._total.fold(array, groups, n > 0), pa.array(n)]
-
-    def merge(self, rows: Rows) -> list[pa.Array]:
-        return [*self._total.merge(rows), rows.total(self._part)]
+            kind = pa.decimal128(min(entry.type.precision + 4, _MAX_DIGITS), min(entry.type.scale + 4, _MAX_DIGITS))
+        super().__init__([self._total, self._n], pa.field(alias, kind))
 
     def result(self, accumulators: pa.Table) -> pa.Array:
-        n = _numbers(accumulators, self._part)
+        n = _numbers(accumulators, self._n.part)
         seen, divisor, kind = n > 0, np.maximum(n, 1), self.result_field.type
-        if not self._total.exact:
-            hi, _, special = self._total.parts(accumulators)
-            return g.column(g.with_special(hi / divisor, special), seen, kind)
-        limbs = self._total.parts(accumulators)
-        if pa.types.is_decimal(kind):
-            totals = g.from_limbs(limbs)
-            means = [Fraction(t, int(k)) if k else None for t, k in zip(totals, n, strict=True)]
-            return _decimals(means, kind, self._scale)
-        low, high = limbs
+        if not self._of_integers:
+            return self._total.divided(accumulators, divisor, seen, kind)
+        low, high = self._total.parts(accumulators)
         # Within +-2**52 the sum is a double already; beyond, adding the low limb last rounds once.
         return g.column((high * 2.0**32 + low) / divisor, seen, kind)
 
@@ -221,7 +216,7 @@ def _decimals(values: list[Fraction | None], kind: pa.DataType, scale: int) -> p
     return pa.array(out, type=kind)
 
 
-class _Spread:
+class _Spread(_Composed):
     """Partial: `n`, the sum and the sum of squares, each as of `_Total` of floats.
 
     Where the sum overflows, the squares did: `special` of the sum is of the values alone. (Up to 0.1 it had the
@@ -229,15 +224,11 @@ class _Spread:
     """
 
     def __init__(self, alias: str, entry: pa.Field, *, root: bool) -> None:
-        self._name, self._part, self._root = entry.name, f"{alias}.n", root
-        self._first = _Total(f"{alias}.sum", pa.float64(), overflows=False)
-        self._second = _Total(f"{alias}.squares", pa.float64())
-        self.accumulator_fields = [
-            pa.field(self._part, pa.int64(), nullable=False),
-            *self._first.fields,
-            *self._second.fields,
-        ]
-        self.result_field = pa.field(alias, pa.float64())
+        self._name, self._root, as_floats = entry.name, root, entry.with_type(pa.float64())
+        self._n = _Count(alias, entry.name)
+        self._first = _Total(f"{alias}.sum", as_floats, overflows=False)
+        self._second = _Total(f"{alias}.squares", as_floats)
+        super().__init__([self._n, self._first, self._second], pa.field(alias, pa.float64()))
 
     def fold(self, rows: Rows) -> list[pa.Array]:
         array, groups = rows.present(self._name)
@@ -246,18 +237,15 @@ class _Spread:
             square, error = g.two_product(values, values)
         error[~(np.isfinite(square) & np.isfinite(error))] = 0.0
         squares = pa.array(np.concatenate([square, error]))
-        n = g.counts(groups, rows.count)
+        seen = rows.sizes_of(self._name) > 0
         return [
-            pa.array(n),
-            *self._first.fold(pa.array(values), groups, n > 0),
-            *self._second.fold(squares, np.concatenate([groups, groups]), n > 0),
+            *self._n.fold(rows),
+            *self._first.add(pa.array(values), groups, seen),
+            *self._second.add(squares, np.concatenate([groups, groups]), seen),
         ]
 
-    def merge(self, rows: Rows) -> list[pa.Array]:
-        return [rows.total(self._part), *self._first.merge(rows), *self._second.merge(rows)]
-
     def result(self, accumulators: pa.Table) -> pa.Array:
-        n = _numbers(accumulators, self._part)
+        n = _numbers(accumulators, self._n.part)
         hi, lo, special = self._first.parts(accumulators)
         square_hi, square_lo, square_special = self._second.parts(accumulators)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
