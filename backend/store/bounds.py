@@ -10,10 +10,10 @@ A bound only hides. The space is reclaimed by the janitor, `reclaim`, which may 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 
 from backend.errors import unknown_format
+from backend.store.layers import merge_layers, sorted_rows
 from backend.store.protocol import FORMAT, Changes, Readable, Store, region_range
 
 FORMAT_KEY = b"\x00format"
@@ -26,18 +26,10 @@ def rows_of(changes: Changes) -> tuple[list[bytes], list[bytes | None]]:
 
     A file without rows cannot be ingested, so changes without any repeat the format row.
     """
-    keys, values = list(changes.keys), list(changes.values)
-    extra = {_BOUND + bytes([region]): bound for region, bound in changes.bounds.items()}
-    if not keys and not extra:
-        extra = {FORMAT_KEY: FORMAT_VALUE}
-    for key, value in extra.items():
-        at = bisect_left(keys, key)
-        if at < len(keys) and keys[at] == key:
-            values[at] = value
-        else:
-            keys.insert(at, key)
-            values.insert(at, value)
-    return keys, values
+    bounds: dict[bytes, bytes | None] = {_BOUND + bytes([region]): key for region, key in changes.bounds.items()}
+    if not changes.keys and not bounds:
+        bounds = {FORMAT_KEY: FORMAT_VALUE}
+    return merge_layers([rows for rows in ((changes.keys, changes.values), sorted_rows(bounds)) if rows[0]])
 
 
 def stored_bounds(store: Readable) -> dict[int, bytes]:
