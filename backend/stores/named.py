@@ -351,9 +351,8 @@ class NamedStore:
                 command="declare the stores in the order of the first start",
             )
         self._layout = self._settle_layout(meta.layout)
-        clock = self._clock
-        clock.stream_time, clock.dropped = meta.stream_time, meta.dropped
-        clock.floor = meta.floor if meta.stream_time == NO_TIME else max(meta.floor, meta.stream_time - clock.keep_ms)
+        self._clock.floor, self._clock.dropped = meta.floor, meta.dropped
+        self._clock.advance(meta.stream_time)
         self._sequence = meta.sequence
         self._saved = meta
 
