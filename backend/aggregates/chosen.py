@@ -20,12 +20,12 @@ def min_(name: str) -> Aggregate:
 
     NaN is the greatest value: the result is NaN only when there is nothing else.
     """
-    return of_field("min", name, FLAT, lambda alias, entry: _Extreme(alias, entry, -1))
+    return of_field("min", name, FLAT, lambda alias, entry: _Extreme(alias, entry, "min"))
 
 
 def max_(name: str) -> Aggregate:
     """Give the greatest value of a field, as `min_`; NaN when there is one."""
-    return of_field("max", name, FLAT, lambda alias, entry: _Extreme(alias, entry, 1))
+    return of_field("max", name, FLAT, lambda alias, entry: _Extreme(alias, entry, "max"))
 
 
 def first(name: str, *, ignore_nulls: bool = False) -> Aggregate:
@@ -55,8 +55,8 @@ def _edge(kind: str, name: str, ignore_nulls: bool) -> Aggregate:
 class _Extreme:
     """Partial: `value`, null while none was seen."""
 
-    def __init__(self, alias: str, entry: pa.Field, sign: int) -> None:
-        self._name, self._part, self._kind, self._sign = entry.name, f"{alias}.value", entry.type, sign
+    def __init__(self, alias: str, entry: pa.Field, how: str) -> None:
+        self._name, self._part, self._kind, self._how = entry.name, f"{alias}.value", entry.type, how
         self.accumulator_fields = [pa.field(self._part, entry.type)]
         self.result_field = pa.field(alias, entry.type)
         self._plain = _plain_type(entry.type)
@@ -73,26 +73,25 @@ class _Extreme:
     def _choose(self, rows: Rows, name: str) -> pa.Array:
         (array, groups), count = rows.present(name), rows.count
         if self._plain is None:  # texts, bytes, booleans, decimals: Arrow's own grouped extremes
-            how = "max" if self._sign > 0 else "min"
             table = pa.table({"group": groups, "value": array}).group_by("group", use_threads=False)
-            chosen = table.aggregate([("value", how)])
-            values = chosen.column(f"value_{how}").combine_chunks()
+            chosen = table.aggregate([("value", self._how)])
+            values = chosen.column(f"value_{self._how}").combine_chunks()
             return g.scatter(values.cast(self._kind), chosen.column("group").to_numpy(), count)
         values = g.without_negative_zero(array).view(self._plain).to_numpy(zero_copy_only=False)
         seen = rows.sizes_of(name) > 0
-        best, choose = self._start(values.dtype, count)
+        best = np.full(count, self._start(values.dtype), values.dtype)
+        # NaN is the greatest value: `maximum` lets it win, `fmin` leaves it aside unless there is nothing else
+        choose = np.maximum if self._how == "max" else np.fmin
         with np.errstate(invalid="ignore"):  # NaN among the values
             choose.at(best, groups, values)
         best[~seen] = 0
         return g.column(best, seen, self._plain).view(self._kind)
 
-    def _start(self, dtype: np.dtype[Any], count: int) -> tuple[np.ndarray[Any, np.dtype[Any]], np.ufunc]:
-        least = self._sign < 0
+    def _start(self, dtype: np.dtype[Any]) -> float:
+        """Give what every value wins against."""
         if dtype.kind == "f":
-            # fmin leaves NaN aside unless there is nothing else; maximum lets it win: NaN is the greatest value
-            return np.full(count, np.nan if least else -np.inf, dtype), np.fmin if least else np.maximum
-        limits = np.iinfo(dtype)
-        return np.full(count, limits.max if least else limits.min, dtype), np.minimum if least else np.maximum
+            return -np.inf if self._how == "max" else np.nan
+        return np.iinfo(dtype).min if self._how == "max" else np.iinfo(dtype).max
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType | None:
