@@ -35,8 +35,7 @@ class Links:
         self._made: TemporaryDirectory[str] | None = None
 
     def make(self) -> str:
-        """Make them, as the database is now; gives the directory that they are in."""
-        self.clear()
+        """Make them, as the database is now; gives the directory that they are in. Call `clear` also if it fails."""
         # CURRENT first: the MANIFEST that it names is then among the files
         copies = {name: (self._path / name).read_bytes() for name in _COPIED if (self._path / name).exists()}
         files = [file for file in self._path.iterdir() if not file.name.startswith((*_COPIED, *_OWN))]
@@ -48,7 +47,6 @@ class Links:
             for file in files:
                 (links / file.name).symlink_to(file)
         except OSError as error:
-            self.clear()
             raise StorageFailed(
                 "links to a database that may not be written cannot be made",
                 where=str(self._path),
@@ -87,21 +85,19 @@ def open_locked(path: Path, native: Options, wait_s: float, read_only: bool, lin
             return Rdict(
                 links.make() if links else str(path), native, column_families={"default": native}, access_type=access
             )
-        except StorageFailed:
-            raise
         except Exception as error:
+            if links is not None:
+                links.clear()
+            if isinstance(error, StorageFailed):
+                raise
             if read_only and "No such file" in str(error) and moved < _MOVED_TRIES:
                 moved += 1  # the writer's compaction took a file away between the manifest and us
                 time.sleep(0.02 * moved)
                 continue
             if not _LOCK_TAKEN.search(str(error)):
-                if links is not None:
-                    links.clear()
                 raise translated(error, path) from error
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                if links is not None:
-                    links.clear()
                 raise StoreLocked(
                     "another process holds the store's LOCK",
                     where=str(path),
