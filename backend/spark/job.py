@@ -319,17 +319,14 @@ class Job:
 
     def _pack_input(self, side: Input) -> PackInput:
         """Return what the job says of an input's rows."""
-        here = set(side.fields().fieldNames())
-        own = [side.field_of(field.name) for field in self.message_fields]
+        own = [(field, side.field_of(field.name)) for field in self.message_fields]
         return PackInput(
             {topic: self.streams[(side.name, topic)] for topic in side.source.topics},
             side.event_time,
             side.key,
             self.route == "partition",
             self.shards,
-            tuple(
-                (field, name if name in here else None) for field, name in zip(self.message_fields, own, strict=True)
-            ),
+            tuple((field, name) for field, name in own if name is not None),
             widen=bool(side.name),
             timezone=self.session["timezone"],
             bases=self.bases,
@@ -347,18 +344,12 @@ class Job:
             max_ahead_ms: See `backend.spark.pack.judging`; a replay has no clock to compare with.
             operator: The operator behind it, with the options of a micro-batch; None: it gets each message.
         """
-        sides = {}
-        if len(self.inputs) > 1:
-            names = [f.name for f in self.message_fields]
-            own = {side.name: frozenset(n for n in names if side.field_of(n) is not None) for side in self.inputs}
-            sides = {number: own[side] for (side, _), number in self.streams.items()}
         return PackPlan(
             self.grouping,
             self.message_fields,
             self.route == "partition",
             max_ahead_ms,
             self.topics,
-            sides,
             None if self.ranked or operator is None else combining_of(operator),
         )
 

@@ -27,6 +27,7 @@ from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, Operator, SourceParti
 from backend.errors import StateUnavailable
 from backend.rocks import RocksStore
 from backend.spark.pack import frames, packing
+from backend.spark.pack.assembling import with_fields
 from backend.spark.session.settings import apart
 from backend.store.rows import StoreRows
 from recovery.changelog.rejected import with_rows
@@ -193,9 +194,7 @@ def chunk_writer(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Give the function for `mapInArrow` that turns source rows into sorted chunks of message-store rows."""
 
-    schema = pa.schema([*MESSAGE_FIELDS, *message_fields])
     places = [(field.name, field.type) for field in MESSAGE_FIELDS if field.name != BEFORE]
-    needed = [frames.SHARD_IN, *dict(places), *(frames.column_name(one.name) for one in message_fields)]
 
     accept = {shard: accepting(record) for shard, record in records.items()}
     # tasks need no second copy of what they leave out
@@ -204,16 +203,19 @@ def chunk_writer(
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = open_files(checkpoint)
         for batch in batches:
-            good, rows = packing.is_good(batch), batch.select(needed)
+            fields = [one for one in message_fields if frames.column_name(one.name) in batch.schema.names]
+            schema = pa.schema([*MESSAGE_FIELDS, *fields])
+            names = [frames.SHARD_IN, *dict(places), *(frames.column_name(one.name) for one in fields)]
+            good, rows = packing.is_good(batch), batch.select(names)
             for piece in pieces(rows if pc.all(good).as_py() else rows.filter(good)):
                 for shard, record in bare.items():
                     here = piece.filter(pc.equal(piece.column(frames.SHARD_IN), shard))
                     columns = [
                         *(here.column(name).cast(kind) for name, kind in places),
                         pa.array(np.full(here.num_rows, NO_TIME, dtype=np.int64)),
-                        *(here.column(frames.column_name(one.name)).cast(one.type) for one in message_fields),
+                        *(here.column(frames.column_name(one.name)).cast(one.type) for one in fields),
                     ]
-                    mine = accept[shard](pa.Table.from_arrays(columns, schema=schema))
+                    mine = accept[shard](with_fields(pa.Table.from_arrays(columns, schema=schema), message_fields))
                     if mine.num_rows:
                         yield _chunk(files, operator, mine, record, f"{run}/{shard}")
                         kill_point("during_replay", record.commit.version)

@@ -78,16 +78,13 @@ class Cluster:
         }
         for name in SPEC.input_fields:
             side, _, own = name.partition(".")
-            mine = side == ("left", "right")[stream]
-            values = [row[("k", "n").index(own) + 1] if mine else None for row in rows]
-            columns[frames.column_name(name)] = pa.array(values, pa.int64())
+            if side == ("left", "right")[stream]:
+                values = [row[("k", "n").index(own) + 1] for row in rows]
+                columns[frames.column_name(name)] = pa.array(values, pa.int64())
         return pa.RecordBatch.from_pydict(columns)
 
     def micro_batch(self, version: int, topic: list[Row], frame: list[Row], rng: random.Random) -> None:
-        sides = {
-            stream: frozenset(n for n in SPEC.input_fields if n.startswith(s)) for stream, s in enumerate(("l", "r"))
-        }
-        plan = PackPlan((0,), self.job.message_fields, False, None, {TOPIC: "topic", FRAME: "frame"}, sides)
+        plan = PackPlan((0,), self.job.message_fields, False, None, {TOPIC: "topic", FRAME: "frame"})
         batches = [self.arrow(TOPIC, topic, len(self.topic))] if topic else []
         for piece in (frame[: len(frame) // 2], frame[len(frame) // 2 :]):
             batches += [self.arrow(FRAME, rng.sample(piece, len(piece)), 0)] if piece else []

@@ -198,9 +198,9 @@ class Story:
         }
         for entry in self.fields:
             side, _, own = entry.name.rpartition(".")
-            stream = {"": None, "left": 0, "right": 1}[side]
-            values = [m.fields[own] if stream in (None, m.stream) else None for m in messages]
-            columns[frames.column_name(entry.name)] = pa.array(values, entry.type)
+            if side in ("", ("left", "right")[messages[0].stream]):
+                values = [m.fields[own] for m in messages]
+                columns[frames.column_name(entry.name)] = pa.array(values, entry.type)
         return pa.RecordBatch.from_pydict(columns)
 
 
@@ -352,17 +352,12 @@ class Undisturbed:
         """Pack messages, and a row of the control stream."""
         story = self.story
         rng = random.Random(f"{story.seed} {version} {self.random.random()}")
-        sides = {}
-        if story.kind == "join":
-            names = [f.name for f in story.fields]
-            sides = {s: frozenset(n for n in names if n.startswith(side)) for s, side in enumerate(("left", "right"))}
         plan = packing.PackPlan(
             tuple(GROUPING + n for n in range(story.shards)),
             story.fields,
             False,
             story.max_ahead.at(version),
             {0: "left", 1: "right"},
-            sides,
         )
         pieces = [part for s in range(story.streams) for part in pieces_of(rng, [m for m in messages if m.stream == s])]
         batches = [packing.pack(story.arrow(part, time_ms), plan) for part in pieces]

@@ -99,10 +99,9 @@ def behind_the_pack_stage(
 ) -> list[Pair]:
     """Run micro-batches on two shards, messages of even keys on the first, as what the pack stage makes of them."""
     operator, fields = JoinOperator(spec), tuple(map(spec.message_schema.field, spec.input_fields))
-    sides = {at: frozenset(n for n in spec.input_fields if n.startswith(("left", "right")[at])) for at in (LEFT, RIGHT)}
-    plan = PackPlan((0, 1), fields, False, None, {LEFT: "l", RIGHT: "r"}, sides)
+    plan = PackPlan((0, 1), fields, False, None, {LEFT: "l", RIGHT: "r"})
 
-    def arrow(part: Sequence[Message]) -> pa.RecordBatch:
+    def arrow(part: Sequence[Message], side: int) -> pa.RecordBatch:
         columns = {STREAM: [m.stream for m in part], PARTITION: [m.partition for m in part]}
         columns |= {OFFSET: [m.offset for m in part], TIME: [m.time for m in part]}
         columns |= {frames.SHARD_IN: [m.fields["k"] % 2 for m in part], frames.BATCH_TIME_IN: [1] * len(part)}
@@ -113,12 +112,16 @@ def behind_the_pack_stage(
             {name: pa.array(values, pa.int64()) for name, values in columns.items()}
             | {name: pa.array(values, pa.string()) for name, values in texts.items()}
             | {name: pa.nulls(len(part), kind) for name, kind in empty.items()}
-            | {frames.column_name(f.name): pa.array(own[f.name.partition(".")[2]], f.type) for f in fields}
+            | {
+                frames.column_name(f.name): pa.array(own[f.name.partition(".")[2]], f.type)
+                for f in fields
+                if f.name.startswith(("left", "right")[side])
+            }
         )
 
     pairs, pointers = [], dict[int, Pointer | None](((0, None), (1, None)))
     for version, part in enumerate(parts):
-        batches = [arrow([m for m in part if m.stream == side]) for side in (LEFT, RIGHT)]
+        batches = [arrow([m for m in part if m.stream == side], side) for side in (LEFT, RIGHT)]
         packed = [row for batch in batches if batch.num_rows for row in pack(batch, plan).to_pylist()]
         for shard, pointer in pointers.items():
             changelog = FileChangelog(str(tmp_path / "changelog"))

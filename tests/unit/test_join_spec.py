@@ -206,6 +206,8 @@ def test_a_topic_that_comes_before_the_start_is_of_its_side(tmp_path, ids):
     job = job_of(described, checkpoint)
     lefts = [name for side, name in job.streams if side == "left"]
     assert (lefts, job.operator.spec.left_streams) == (["a", "b"], 2)
+    read = [[(field.name, own) for field, own in job._pack_input(side).fields] for side in job.inputs]
+    assert read == [[("left.id", "id")], [("right.id", "id")]], "each side's own fields travel"
     record(checkpoint, settled(job, checkpoint))
     settled(job_of(join(*sides, on="id", **HOUR), checkpoint), checkpoint)
 

@@ -46,8 +46,7 @@ class PackInput:
         key: Fields that route.
         by_partition: Rows are routed by source partition instead.
         shards: Number of shards.
-        fields: Each of the operator's fields with the name that it has in the value, None where it is not of this
-            input.
+        fields: The operator's fields that are of this input, each with the name that it has in the value.
         widen: Integers of all widths hash alike (a join's sides may differ).
         timezone: The session's: of event times without one.
         bases: Where rows are routed by source partition, the shard of partition 0 by stream; None: the stream's number.
@@ -59,7 +58,7 @@ class PackInput:
     key: tuple[str, ...]
     by_partition: bool
     shards: int
-    fields: tuple[tuple[pa.Field, str | None], ...]
+    fields: tuple[tuple[pa.Field, str], ...]
     widen: bool
     timezone: str = "UTC"
     bases: tuple[int, ...] | None = None
@@ -73,7 +72,7 @@ class PackInput:
     @property
     def names(self) -> frozenset[str]:
         """Fields of the values that are needed."""
-        fields = {own for _, own in self.fields if own is not None}
+        fields = {own for _, own in self.fields}
         return frozenset(fields | set(self.key) | ({self.event_time} if self.event_time is not None else set()))
 
 
@@ -169,7 +168,7 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int, texts: TextS
         named[what.key[0]] = _as_numbers(named[what.key[0]])
     keys = {name: named[name] for name in what.key}
     length = key_text_bytes([key for key in keys.values() if not pa.types.is_dictionary(key.type)], count)
-    reasons = large_rows([named[own] for own in dict.fromkeys(own for _, own in what.fields) if own in named], count)
+    reasons = large_rows([named[own] for own in dict.fromkeys(own for _, own in what.fields)], count)
     if (length > MAX_KEY_TEXT_BYTES).any():
         reasons |= _long_keys(length)
         long = pa.array(length > MAX_KEY_TEXT_BYTES)  # they go where null does: nothing is made of such a key
@@ -194,8 +193,7 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int, texts: TextS
     if VERDICT in rows.schema.names:
         columns[frames.VERDICT_IN] = rows.column(VERDICT)
     for field, own in what.fields:
-        here = named.get(own) if own is not None else None
-        columns[frames.column_name(field.name)] = here if here is not None else pa.nulls(count, field.type)
+        columns[frames.column_name(field.name)] = named[own]
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
@@ -47,12 +47,11 @@ class PackPlan:
 
     Attributes:
         grouping: Grouping value per shard.
-        fields: The operator's input fields, with the Arrow types that frames carry.
+        fields: The operator's input fields, with the Arrow types that frames carry. A frame carries those that are of
+            its input, and `assemble` fills the others with nulls.
         by_partition: True when a source partition belongs to one shard, so other shards need not hear of it.
         max_ahead_ms: See `backend.spark.pack.judging`; None switches the check off.
         topics: Topic by stream, for the errors.
-        sides: For inputs with different fields, the names that each stream has: a frame carries the columns of its
-            rows' streams only, and `assemble` fills the others with nulls. Empty: every stream has all fields.
         combining: Makes combined rows of messages; None where the operator wants each message.
     """
 
@@ -61,15 +60,7 @@ class PackPlan:
     by_partition: bool
     max_ahead_ms: int | None
     topics: Mapping[int, str] = field(default_factory=dict)
-    sides: Mapping[int, frozenset[str]] = field(default_factory=dict)
     combining: Combining | None = None
-
-    def carried(self, streams: Iterable[int]) -> Sequence[pa.Field]:
-        """Give the fields that a frame with rows of these streams carries."""
-        if not self.sides:
-            return self.fields
-        wanted = frozenset[str]().union(*(self.sides[stream] for stream in streams))
-        return [f for f in self.fields if f.name in wanted]
 
 
 def packer(plans: ByVersion[PackPlan]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -110,7 +101,8 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     header = encode_header(Header(FORMAT, time_ms, slices))
 
     columns = [batch.column(name) for name in (STREAM, PARTITION, OFFSET)]
-    carried = plan.carried({one.stream for one in slices})
+    here = set(batch.schema.names)
+    carried = [f for f in plan.fields if column_name(f.name) in here]
     columns += [pa.array(times), pa.array(before), *(batch.column(column_name(f.name)) for f in carried)]
     columns.append(batch.column(frames.TIMESTAMP_IN))
     coded = plan.combining.coded if plan.combining is not None else {f.name for f in carried}
