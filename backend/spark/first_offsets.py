@@ -10,7 +10,7 @@ ours keep theirs at the same place in the same form, so a checkpoint goes on wit
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from backend.errors import UnknownFormat
 from backend.sources import TopicPartition
@@ -20,34 +20,21 @@ from recovery.files import open_files
 HEAD = b"\0v1\n"
 
 
-def first_positions(
-    checkpoint: str, number: int, ask: Callable[[], Mapping[TopicPartition, int]]
-) -> dict[TopicPartition, int]:
-    """Give where a source's query began, or begins now.
-
-    Args:
-        checkpoint: Spark's checkpoint location.
-        number: Of the source, in the order of the plan.
-        ask: Gives where it would begin now; asked once in the life of a query.
-
-    Raises:
-        UnknownFormat: What is written there is of another release.
-    """
-    known = known_positions(checkpoint, number)
-    if known is not None:
-        return known
-    first = dict(ask())
-    write_positions(checkpoint, number, first)
-    return first
-
-
 def write_positions(checkpoint: str, number: int, first: Mapping[TopicPartition, int]) -> None:
     """Write down where a source's query begins, in place of what a start decided that was refused."""
     open_files(checkpoint).write(f"sources/{number}/0", [HEAD + json.dumps(offset_json(first)).encode()])
 
 
 def known_positions(checkpoint: str, number: int) -> dict[TopicPartition, int] | None:
-    """Return where a source's query began; None where nothing is written. Else as `first_positions`."""
+    """Return where a source's query began; None where nothing is written.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        number: Of the source, in the order of the plan.
+
+    Raises:
+        UnknownFormat: What is written there is of another release.
+    """
     files, folder = open_files(checkpoint), f"sources/{number}"
     if "0" not in files.list(folder):
         return None

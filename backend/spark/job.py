@@ -23,7 +23,7 @@ from backend.boundary import crossing
 from backend.sources import BySpark, Direct, Source, is_direct
 from backend.sources.dataframe import is_ranked
 from backend.spark.control import control_rows
-from backend.spark.first_offsets import first_positions, known_positions, write_positions
+from backend.spark.first_offsets import known_positions, write_positions
 from backend.spark.pack import frames
 from backend.spark.pack.hashing import NAME, hashable
 from backend.spark.pack.pack_input import PackInput, Stage, selecting
@@ -131,19 +131,14 @@ class Job:
     bases: tuple[int, ...] | None = None
     session: Mapping[str, str] = field(default_factory=dict)
 
-    def check_sources(self, checkpoint: str, *, new: bool) -> None:
-        """Check that each source can give again what the operator keeps of it, and what a new query begins with.
+    def check_sources(self) -> None:
+        """Check that each source can give again what the operator keeps of it.
 
         Raises:
-            HistoryLost: It cannot give it again.
-            ValueError: `starting` names what is not there.
+            HistoryLost: It cannot.
         """
         for side in self.inputs if self.operator.replays else ():
             getattr(side.source, "check_replayable", lambda: None)()
-        for number, side in enumerate(self.inputs if new else ()):
-            ask = getattr(side.source, "first_positions", None)
-            if ask is not None and known_positions(checkpoint, number) is None:
-                ask()
 
     def begin(self, checkpoint: str, first_offsets: Sequence[Sequence[int]], *, anew: bool) -> None:
         """Write down where a new query begins in sources that say it, as its manifest will: `streaming` goes by it.
@@ -253,9 +248,8 @@ class Job:
         clock, grouping, pack = partial(batch_time, checkpoint), self.grouping, packer(plans)
         packed = []
         for number, side in enumerate(self.inputs):  # Spark's offset log has the sources in this order
-            ask = getattr(side.source, "first_positions", None)
-            # said here, Spark's connector goes by it; else by what it finds in its first trigger
-            first = first_positions(checkpoint, number, ask) if ask is not None else None
+            # Spark's connector looks there itself
+            first = known_positions(checkpoint, number) if hasattr(side.source, "first_positions") else None
             what, direct = replace(self._pack_input(side), coded=True), side.direct
             parse = side.parse(what.timezone, self.poison_limit, debug=self.debug_steps)
             stage = selecting(parse, what, clock, pack)

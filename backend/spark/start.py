@@ -319,7 +319,7 @@ def _open(
     settled = settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
     changelog().check(job.shards, new=not used)
     job = job.pinned(_identities(entries))
-    job.check_sources(checkpoint, new=not used)
+    job.check_sources()
     watch = SourceWatch(checkpoint, [side.source for side in job.inputs])
     watch.look()
 

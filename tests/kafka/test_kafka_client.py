@@ -242,9 +242,9 @@ def test_where_a_new_query_begins(spark, kafka_broker, kafka_topics, tmp_path):
     shutil.rmtree(tmp_path / "latest" / "c" / "commits")
     shutil.rmtree(tmp_path / "latest" / "c" / "offsets")
     kafka_topics.produce(topic, [Event({"at": START, "who": "new", "n": 1})])
-    from backend.spark.first_offsets import first_positions
+    from backend.spark.first_offsets import known_positions
 
-    kept = first_positions(str(tmp_path / "latest" / "c"), 0, latest.first_positions)
+    kept = known_positions(str(tmp_path / "latest" / "c"), 0)
     assert kept == {(topic, 0): 5, (topic, 1): 5}
 
 

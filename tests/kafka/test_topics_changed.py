@@ -18,7 +18,7 @@ from backend import count, fetch_refused, kafka, median, stream, sum_, tumbling
 from backend.errors import HistoryLost, ManifestMismatch, SourceWentBack
 from backend.kafka_client.admin import offsets
 from backend.sources import TopicPartition
-from backend.spark.start import StartOptions, build_job
+from backend.spark.start import StartOptions, _first_offsets, build_job
 from recovery.changelog import open_changelog
 from recovery.commit.option_sets import ByVersion
 from recovery.testing.events import Event
@@ -202,7 +202,7 @@ def test_a_compacted_topic_is_refused_where_messages_are_kept_and_taken_where_no
     assert [bytes(row["key"]) for row in fetch_refused(spark, source, refused).collect()] == [b"k"]
     counted = windows.aggregate(count=count(), total=sum_("n"))
     assert not build_job(counted, spark, StartOptions(), stored=None, first_offsets=list).operator.replays
-    build_job(counted, spark, StartOptions(), stored=None, first_offsets=list).check_sources("", new=False)
+    build_job(counted, spark, StartOptions(), stored=None, first_offsets=list).check_sources()
 
 
 @pytest.mark.parametrize("reader", ["client", "connector"])
@@ -216,10 +216,10 @@ def test_where_a_query_begins_at_the_end_is_settled_before_its_first_micro_batch
     kafka_topics.adopt(f"{topic}-changelog")
     job.source = replace(job.source, reader=reader, starting="latest")
     windows = stream(job.source, event_time="at", key="who").window(tumbling("1 minute"), retention="1 hour")
-    begun = build_job(windows.aggregate(count=count()), spark, StartOptions(), stored=None, first_offsets=list)
-    begun.streaming(
-        spark, str(tmp_path / "checkpoint"), ByVersion(((0, None),))
-    )  # what a start plans; no trigger comes
+    pipeline, checkpoint = windows.aggregate(count=count()), str(tmp_path / "checkpoint")
+    begun = build_job(pipeline, spark, StartOptions(), stored=None, first_offsets=list)
+    begun.begin(checkpoint, _first_offsets(pipeline, spark), anew=True)
+    begun.streaming(spark, checkpoint, ByVersion(((0, None),)))  # what a start plans; no trigger comes
     (tmp_path / "checkpoint" / "metadata").write_text(json.dumps({"id": str(uuid4())}))  # Spark has begun the query
     rows = events(60, seed=2)
     kafka_topics.produce(topic, [Event(row) for row in rows])
