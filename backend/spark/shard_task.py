@@ -209,7 +209,7 @@ def _frame(made: pa.RecordBatch) -> pd.DataFrame:
 def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pa.RecordBatch:
     """Return what an attempt made: a row per micro-batch that it ran, the metrics of all in the last one."""
     rows: list[dict[str, Any]] = []
-    received, bad, leap_count, farthest = 0, [], 0, None
+    received, bad, leap_count, farthest = 0, [], 0, ""
     for one in done.ran:
         given = one.read()
         bad.append(given.errors)
@@ -217,9 +217,8 @@ def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pa.Rec
             refused = located(one.outcome.errors.cast(ERROR_SCHEMA), plan.topics, given)
             bad[-1] = pa.concat_tables([given.errors, refused])
         received += given.errors.num_rows + one.count
-        leap = leaps(given, one.before, plan.max_ahead_ms)
-        leap_count += leap.count if leap is not None else 0
-        farthest = leap or farthest
+        count, leap = leaps(given, one.before, plan.max_ahead_ms, plan.topics)
+        leap_count, farthest = leap_count + count, leap or farthest
         rows.append(
             {
                 "queued_in": one.version if one.version != version else None,
@@ -229,9 +228,8 @@ def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pa.Rec
         )
     all_bad = bad[0] if len(bad) == 1 else pa.concat_tables([ERROR_SCHEMA.empty_table(), *bad])
     metrics = {**done.metrics, "received": received, "errors": all_bad.num_rows, **by_reason("errors", all_bad)}
-    if farthest is not None:
-        where = f"{plan.topics.get(farthest.stream, farthest.stream)}-{farthest.partition}, offset {farthest.offset}"
-        metrics |= {"leaps": leap_count, "leap": f"{where}: by {farthest.by_ms} ms"}
+    if farthest:
+        metrics |= {"leaps": leap_count, "leap": farthest}
     if done.ran:
         metrics["commit"] = done.pointer.commit.name
     rows = rows or [{}]

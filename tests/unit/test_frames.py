@@ -13,7 +13,7 @@ from backend.aggregates import count
 from backend.batch import ERROR_SCHEMA, NO_TIME, MicroBatch, Position
 from backend.errors import SourceWentBack, UnknownFormat
 from backend.spark.pack import frames, packing
-from backend.spark.pack.assembling import Leap, Packed, assemble, leaps, located
+from backend.spark.pack.assembling import Packed, assemble, leaps, located
 from backend.spark.pack.frames import from_ipc
 from backend.spark.pack.narrow import widen
 from backend.spark.pack.packing import PackPlan, pack
@@ -169,6 +169,9 @@ def test_too_far_ahead_of_when_it_was_written_or_of_the_batch_time(own, last):
     assert assemble(of_shard([off], 0), {}).errors["reason"].to_pylist() == ["no_event_time"]
 
 
+TOPICS, NONE = {0: "t"}, (0, "")
+
+
 def test_an_archive_of_february_read_in_november():
     """One wrong clock is refused, what follows it is not: as when the topic was live."""
     february, november, day = 1_770_000_000_000, 1_793_000_000_000, 86_400_000
@@ -179,12 +182,12 @@ def test_an_archive_of_february_read_in_november():
     got = assemble(of_shard([packed], 0), {})
     assert [(row["offset"], row["reason"]) for row in got.errors.to_pylist()] == [(1, "in_future")]
     assert got.messages["_before"].to_pylist() == [NO_TIME, written[0], written[2]]
-    assert leaps(got, {}, day) is None
+    assert leaps(got, {}, day, TOPICS) == NONE
     # a record whose own timestamp is as wrong passes in an archive: it is told
     told = pack(source_rows(rows, time_ms=november, shards=1, timestamps=times), plan(1, max_ahead_ms=day))
     passed = assemble(of_shard([told], 0), {})
     assert passed.errors.num_rows == 0
-    assert leaps(passed, {}, day) == Leap(1, 0, 0, 1, times[1] - times[0])
+    assert leaps(passed, {}, day, TOPICS) == (1, f"t-0, offset 1: by {times[1] - times[0]} ms")
 
 
 def test_a_leap_is_more_than_max_ahead_and_the_first_message_makes_none():
@@ -198,15 +201,19 @@ def test_a_leap_is_more_than_max_ahead_and_the_first_message_makes_none():
     ]
     packed = [pack(source_rows(rows, shards=1), plan(1))]
     got = assemble(of_shard(packed, 0), {})
-    assert leaps(got, {}, 50) == Leap(2, 0, 0, 3, 51)
-    assert leaps(got, {}, 51) is None
-    assert leaps(got, {}, None) is None
-    assert leaps(ShardInput(0, None, {}), {}, 50) is None
-    for committed, found in ((-90, Leap(3, 0, 0, 0, 100)), (30, Leap(2, 0, 0, 3, 51)), (31, Leap(1, 0, 1, 1, 51))):
+    assert leaps(got, {}, 50, TOPICS) == (2, "t-0, offset 3: by 51 ms")
+    assert leaps(got, {}, 51, TOPICS) == NONE
+    assert leaps(got, {}, None, TOPICS) == NONE
+    assert leaps(ShardInput(0, None, {}), {}, 50, TOPICS) == NONE
+    for committed, many, farthest in (
+        (-90, 3, "t-0, offset 0: by 100 ms"),
+        (30, 2, "t-0, offset 3: by 51 ms"),
+        (31, 1, "t-1, offset 1: by 51 ms"),
+    ):
         before = {(0, 0): Position(0, committed, 7), (0, 1): Position(0, 490, 7)}
-        assert leaps(assemble(of_shard(packed, 0), before), before, 50) == found
+        assert leaps(assemble(of_shard(packed, 0), before), before, 50, TOPICS) == (many, farthest)
     before = {(0, 0): Position(0, 31, 7), (0, 1): Position(0, 501, 7)}
-    assert leaps(assemble(of_shard(packed, 0), before), before, 50) is None
+    assert leaps(assemble(of_shard(packed, 0), before), before, 50, TOPICS) == NONE
 
 
 def test_errors_of_the_operator_get_topic_and_timestamp():

@@ -217,49 +217,34 @@ def located(errors: pa.Table, topics: Mapping[int, str], given: ShardInput) -> p
     return errors if given.messages is None else stamped(errors, given.messages, given.timestamps)
 
 
-@dataclass(frozen=True, slots=True)
-class Leap:
-    """Messages that moved the watermark of their source partition far.
+def leaps(given: ShardInput, before: Positions, more_than_ms: int | None, topics: Mapping[int, str]) -> tuple[int, str]:
+    """Return how many messages moved the watermark of their source partition by more than a duration.
 
-    Attributes:
-        count: How many.
-        stream: Of the farthest.
-        partition: Of the farthest.
-        offset: Of the farthest.
-        by_ms: How far it moved it.
-    """
-
-    count: int
-    stream: int
-    partition: int
-    offset: int
-    by_ms: int
-
-
-def leaps(given: ShardInput, before: Positions, more_than_ms: int | None) -> Leap | None:
-    """Find the messages that moved the watermark of their source partition by more than a duration; None for none.
+    Also which of them moved it farthest, and by how much; "" for none.
 
     Args:
         given: The micro-batch.
         before: Committed positions. The first message of a source partition moves no watermark.
         more_than_ms: None finds none.
+        topics: Topic by stream.
     """
     messages = given.messages
     if messages is None or more_than_ms is None or not messages.num_rows:
-        return None
+        return 0, ""
     reached = ((before.get(key), position.stream_time) for key, position in given.after.items())
     near = (
         old is not None and old.stream_time > NO_TIME and now - old.stream_time <= more_than_ms for old, now in reached
     )
     if all(near):
-        return None  # the usual case, without a look at each message
+        return 0, ""  # the usual case, without a look at each message
     floor = numbers(messages, BEFORE)
     by = np.where(floor == NO_TIME, 0, numbers(messages, TIME) - floor)
     farthest = int(np.argmax(by))
     if by[farthest] <= more_than_ms:
-        return None
-    stream, partition, offset = (int(numbers(messages, name)[farthest]) for name in (STREAM, PARTITION, OFFSET))
-    return Leap(int((by > more_than_ms).sum()), stream, partition, offset, int(by[farthest]))
+        return 0, ""
+    stream, partition, offset = _place(messages, farthest)
+    where = f"{topics.get(stream, stream)}-{partition}, offset {offset}"
+    return int((by > more_than_ms).sum()), f"{where}: by {by[farthest]} ms"
 
 
 def _stream(table: pa.Table | None) -> int | None:
