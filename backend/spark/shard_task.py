@@ -96,33 +96,30 @@ class ShardTask:
     def on_rows(self, key: Any, rows: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         """Run an attempt on the packed rows of one shard."""
         with marking(self._plan.mark):
-            yield from self._on_rows(key, rows)
-
-    def _on_rows(self, key: Any, rows: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        begin_task()
-        query_id, version = query_and_version()
-        shard = self._plan.shards[int(key[0])]
-        job, pointer = self._plan.job(query_id, shard, version), self._read_pointer()
-        given = assemble(
-            packed_rows(rows),
-            positions_of(pointer),
-            sources=self._plan.sources.at(version).get(shard, ()),
-            fields=job.message_fields,
-            shard=shard,
-            where=job.where,
-            topics=self._plan.topics,
-            ranked=self._plan.ranked,
-            version=version,
-            combining=None if self._plan.ranked else combining_of(job.operator),
-            by_offset=counts_offsets(job.operator),
-        )
-        restoring = isinstance(pointer, RestoringPointer)
-        if pointer is not None and self._plan.sources.changed(pointer.commit.version, version):
-            given = replace(given, came=True)  # what waits may be due under the options that are new
-        if pointer is None or given.came or restoring or _is_due(pointer, given.time_ms):
-            yield self._attempt(job, pointer, version, given)
-        else:
-            self._rearm(pointer, given.time_ms)  # the driver said something to other shards
+            begin_task()
+            query_id, version = query_and_version()
+            shard = self._plan.shards[int(key[0])]
+            job, pointer = self._plan.job(query_id, shard, version), self._read_pointer()
+            given = assemble(
+                packed_rows(rows),
+                positions_of(pointer),
+                sources=self._plan.sources.at(version).get(shard, ()),
+                fields=job.message_fields,
+                shard=shard,
+                where=job.where,
+                topics=self._plan.topics,
+                ranked=self._plan.ranked,
+                version=version,
+                combining=None if self._plan.ranked else combining_of(job.operator),
+                by_offset=counts_offsets(job.operator),
+            )
+            restoring = isinstance(pointer, RestoringPointer)
+            if pointer is not None and self._plan.sources.changed(pointer.commit.version, version):
+                given = replace(given, came=True)  # what waits may be due under the options that are new
+            if pointer is None or given.came or restoring or _is_due(pointer, given.time_ms):
+                yield self._attempt(job, pointer, version, given)
+            else:
+                self._rearm(pointer, given.time_ms)  # the driver said something to other shards
 
     def on_timer(self, key: Any, now: int) -> Iterator[pd.DataFrame]:
         """Run an attempt without rows if something is due, or a drain was asked for.
@@ -132,20 +129,17 @@ class ShardTask:
             now: The batch time, milliseconds.
         """
         with marking(self._plan.mark):
-            yield from self._on_timer(key, now)
-
-    def _on_timer(self, key: Any, now: int) -> Iterator[pd.DataFrame]:
-        query_id, version = query_and_version()
-        pointer = self._read_pointer()
-        if pointer is None:
-            return
-        # Rows of this very micro-batch may have come first and been committed; they may have left the timer that fires.
-        if pointer.commit.version >= version or not _is_due(pointer, now):
-            self._rearm(pointer, now, fired=True)
-            return
-        job = self._plan.job(query_id, self._plan.shards[int(key[0])], version)
-        given = ShardInput(now, None, positions_of(pointer), came=False)
-        yield self._attempt(job, pointer, version, given, fired=True)
+            query_id, version = query_and_version()
+            pointer = self._read_pointer()
+            if pointer is None:
+                return
+            # Rows of this very micro-batch may have been committed first, and may have left the timer that fires.
+            if pointer.commit.version >= version or not _is_due(pointer, now):
+                self._rearm(pointer, now, fired=True)
+                return
+            job = self._plan.job(query_id, self._plan.shards[int(key[0])], version)
+            given = ShardInput(now, None, positions_of(pointer), came=False)
+            yield self._attempt(job, pointer, version, given, fired=True)
 
     def _attempt(
         self, job: ShardJob, pointer: Pointer | None, version: int, given: ShardInput, *, fired: bool = False
