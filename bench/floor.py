@@ -61,7 +61,7 @@ def _streamed(
     options = StartOptions(shards=shards)
     job = build_job(pipeline, spark, options, stored=None, first_offsets=list)
     checkpoint = str(run / "checkpoint")
-    with settings(spark, shards, options.arrow_rows, checkpoint, few_rows=job.direct, session=job.session):
+    with settings(spark, job, options.arrow_rows, checkpoint):
         plan = job.pack_plan(job.max_ahead_ms, job.operator)
         packed = job.streaming(spark, checkpoint, ByVersion.always(plan))
         writer = written(packed).option("checkpointLocation", checkpoint)

@@ -352,25 +352,13 @@ def _open(
         clear_unplanned(checkpoint)
         started = incarnation_of(checkpoint, terms.map(lambda one: one.operator), queue_bytes is not None)
         sealing.begin(started)
-        made = partial(started.job, make)
         plan = ProcessorPlan(
-            {value: shard for shard, value in enumerate(job.grouping)}, made,
+            {value: shard for shard, value in enumerate(job.grouping)}, partial(started.job, make),
             terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms,
             writing=getattr(sink, "writing", lambda: None)(),
         )  # fmt: skip
-        with (
-            settings(
-                spark,
-                job.shards,
-                options.arrow_rows,
-                checkpoint,
-                few_rows=job.direct,
-                ranked=bool(job.ranked),
-                copied=is_copied(checkpoint, job.shards, ends=options.until is not None),
-                session=job.session,
-            ),
-            reported_by_us(spark),
-        ):
+        copied = is_copied(checkpoint, job.shards, ends=options.until is not None)
+        with settings(spark, job, options.arrow_rows, checkpoint, copied=copied), reported_by_us(spark):
             packed = job.streaming(
                 spark, checkpoint, terms.map(lambda one: job.pack_plan(one.max_ahead_ms, one.operator)),
                 every_ms if options.until is None else 0,

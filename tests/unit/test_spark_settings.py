@@ -83,6 +83,11 @@ class Session:
         )
 
 
+def job_of(shards: int, *, direct: bool = False, ranked: bool = False) -> Any:
+    """Return a job, as far as its session's settings depend on it."""
+    return SimpleNamespace(shards=shards, direct=direct, ranked=frozenset({0} if ranked else ()), session={})
+
+
 def test_two_starts_side_by_side_see_their_own_settings_and_leave_the_users() -> None:
     spark: Any = Session()
     users = dict(spark.conf.values)
@@ -90,14 +95,14 @@ def test_two_starts_side_by_side_see_their_own_settings_and_leave_the_users() ->
     seen: dict[str, str | None] = {}
 
     def first() -> None:
-        with settings(spark, 3, 1024, "s3://bucket/c"):
+        with settings(spark, job_of(3), 1024, "s3://bucket/c"):
             first_is_in.set()
             assert first_may_go.wait(PATIENCE_S)
             seen["first"] = spark.conf.get(SHARDS)
 
     def second() -> None:
         assert first_is_in.wait(PATIENCE_S)
-        with settings(spark, 5, 1024, "s3://bucket/c", few_rows=True):
+        with settings(spark, job_of(5, direct=True), 1024, "s3://bucket/c"):
             second_is_in.set()
             seen["second"] = spark.conf.get(SHARDS)
 
@@ -120,7 +125,7 @@ def test_what_would_hold_a_query_up_is_set_and_put_back(ranked: bool) -> None:
     large, no_data = "spark.sql.execution.arrow.useLargeVarTypes", "spark.sql.streaming.noDataMicroBatches.enabled"
     spark.conf.values |= {checks[0]: "true", large: "true", no_data: "false"}
     users = dict(spark.conf.values)
-    with settings(spark, 2, 1024, "/data/c", ranked=ranked):
+    with settings(spark, job_of(2, ranked=ranked), 1024, "/data/c"):
         assert [spark.conf.get(name, None) for name in checks] == (["true", None] if ranked else ["false", "false"])
         assert (spark.conf.get(large), spark.conf.get(no_data)) == ("false", "true")
     assert spark.conf.values == users
@@ -132,7 +137,7 @@ def test_what_only_costs_time_is_set_unless_the_user_has() -> None:
         spark: Any = Session()
         spark.conf.values |= users
         before = dict(spark.conf.values)
-        with settings(spark, 2, 1024, "/data/c"):
+        with settings(spark, job_of(2), 1024, "/data/c"):
             assert [spark.conf.get(name) for name in (copies,)] == seen
         assert spark.conf.values == before
 
@@ -186,7 +191,7 @@ def test_a_job_reads_messages_under_the_settings_of_its_start(monkeypatch: pytes
         spark.conf.set(setting, others[name])
     assert job.session == BERLIN
     assert job._pack_input(job.inputs[0]).timezone == "Europe/Berlin"
-    with settings(spark, 2, 1024, "s3://bucket/c", session=job.session):
+    with settings(spark, job, 1024, "s3://bucket/c"):
         assert session_entries(spark) == BERLIN
     assert session_entries(spark) == others
 
@@ -262,23 +267,23 @@ def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
     spark: Any = Session(files=files)
     name, ours = "spark.sql.streaming.checkpointFileManagerClass", "RewindCheckpointFileManager"
     checksums = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
-    with settings(spark, 2, 1024, checkpoint):
+    with settings(spark, job_of(2), 1024, checkpoint):
         assert str(spark.conf.get(name, None)).rpartition(".")[2] == (ours if set_by_us else "None")
         assert spark.conf.get(checksums, None) == ("false" if set_by_us else None)
     assert spark.conf.get(name, None) is spark.conf.get(checksums, None) is None
     spark.conf.set(checksums, "true")
-    with settings(spark, 2, 1024, checkpoint):
+    with settings(spark, job_of(2), 1024, checkpoint):
         assert spark.conf.get(checksums, None) == "true", "the user's"
     spark.conf.unset(checksums)
     spark.conf.set(name, "the.Users")
-    with settings(spark, 2, 1024, checkpoint):
+    with settings(spark, job_of(2), 1024, checkpoint):
         assert spark.conf.get(name, None) == "the.Users"
         assert spark.conf.get(checksums, None) is None, "that one may write no checksums of its own"
 
 
 def test_local_files_by_another_class_keep_sparks_checksums() -> None:
     spark: Any = Session(**{"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem"})
-    with settings(spark, 2, 1024, "/data/c"):
+    with settings(spark, job_of(2), 1024, "/data/c"):
         assert spark.conf.get("spark.sql.streaming.checkpointFileManagerClass", None) == file_manager.SPARKS
         assert spark.conf.get("spark.sql.streaming.checkpoint.fileChecksum.enabled", None) is None
 
@@ -331,7 +336,7 @@ def test_sparks_own_class_is_used_where_the_jvm_cannot_have_ours(without: str) -
     assert not file_manager.is_defined(java)
     spark: Any = Session()
     spark._jvm.java, spark._jvm.org.codehaus = java.java, java.org.codehaus
-    with settings(spark, 2, 1024, "/data/c"):
+    with settings(spark, job_of(2), 1024, "/data/c"):
         assert spark.conf.get("spark.sql.streaming.checkpointFileManagerClass", None) == file_manager.SPARKS
         assert spark.conf.get("spark.sql.streaming.checkpoint.fileChecksum.enabled", None) == "false"
 
@@ -356,12 +361,12 @@ def test_a_start_beside_another_takes_nothing_of_it_for_the_users(monkeypatch: p
             self.lock.release()
 
     def second() -> None:
-        with settings(spark, 2, 1024, "/data/two"):
+        with settings(spark, job_of(2), 1024, "/data/two"):
             found.append(spark.conf.get(name, None))
 
     thread = threading.Thread(target=second)
     monkeypatch.setattr("backend.spark.session.settings._ONE_START", Lock())
-    with settings(spark, 2, 1024, "/data/one"):
+    with settings(spark, job_of(2), 1024, "/data/one"):
         first = spark.conf.get(name, None)
         thread.start()
         assert waits.wait(PATIENCE_S)

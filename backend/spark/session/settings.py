@@ -23,6 +23,8 @@ from recovery.files import open_files
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from backend.spark.job import Job
+
 log = logging.getLogger("rewind.start")
 
 ARROW_BYTES = 32 * 1024 * 1024
@@ -89,37 +91,27 @@ def apart(
 
 @contextmanager
 def settings(
-    spark: SparkSession,
-    shards: int,
-    arrow_rows: int,
-    checkpoint: str,
-    *,
-    few_rows: bool = False,
-    ranked: bool = False,
-    copied: bool = False,
-    session: Mapping[str, str] = _AS_IT_IS,
+    spark: SparkSession, job: Job, arrow_rows: int, checkpoint: str, *, copied: bool = False
 ) -> Iterator[None]:
     """Set what a query needs while it is started; Spark clones the session then, so the user's is put back after.
 
     Args:
         spark: The session.
-        shards: Number of shuffle partitions.
+        job: What is started.
         arrow_rows: Rows of an Arrow batch.
         checkpoint: Spark's checkpoint location.
-        few_rows: The JVM sees packed rows only. Code generated for them costs more than it saves: Spark writes it anew
-            for each task and micro-batch (measured: 50 ms of planning and 100 ms in all per micro-batch).
-        ranked: An input is a DataFrame: Spark's check of shuffles stays, a user's plan may not be deterministic.
         copied: Spark copies its RocksDB in each micro-batch, instead of writing a changelog: see `is_copied`.
-        session: As for `apart`.
     """
     with _ONE_START:  # what another start has set is not the user's
-        wanted = _wanted(shards, arrow_rows, session) | checkpoint_files(spark, checkpoint)
+        wanted = _wanted(job.shards, arrow_rows, job.session) | checkpoint_files(spark, checkpoint)
         wanted |= {name: value for name, value in _UNLESS_SET.items() if spark.conf.get(name, None) is None}
         if copied:
             wanted[_CHANGELOG] = "false"
-        if few_rows:
+        if job.direct:
+            # The JVM sees packed rows only. Code generated for them costs more than it saves: Spark writes it anew for
+            # each task and micro-batch (measured: 50 ms of planning and 100 ms in all per micro-batch).
             wanted |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-        if ranked:
+        if job.ranked:  # Spark's check of shuffles stays: a DataFrame's plan may not be deterministic
             wanted = {name: value for name, value in wanted.items() if name not in _UNCHECKED}
         before = {name: spark.conf.get(name, None) for name in wanted}
         try:
