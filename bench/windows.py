@@ -264,7 +264,7 @@ def breakdown(progress: list[Any]) -> str:
 def share_combined(spark: Any, directory: Path, case: Case) -> float:
     """Return the share of a micro-batch's messages that come to the shards as rows of several."""
     job = build_job(ours(directory, case), spark, StartOptions(shards=SHARDS), stored=None, first_offsets=list)
-    pack = packer(ByVersion.always(job.pack_plan(job.max_ahead_ms, job.operator)))
+    pack = packer(ByVersion.always(job.pack_plan(job.max_ahead_ms, job.operator)), int)
     rows = job.replay(spark, {(0, 0): (0, case.rows)}, pack, PACKED_SCHEMA)
     assert rows is not None
     frames = [bytes(row.frame) for row in rows.collect() if row.frame is not None]

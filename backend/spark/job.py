@@ -245,14 +245,15 @@ class Job:
             plans: See `packer`.
             trigger_ms: See `streamed`.
         """
-        clock, grouping, pack = partial(batch_time, checkpoint), self.grouping, packer(plans)
+        clock, grouping = partial(batch_time, checkpoint), self.grouping
+        pack = packer(plans, clock)
         packed = []
         for number, side in enumerate(self.inputs):  # Spark's offset log has the sources in this order
             # Spark's connector looks there itself
             first = known_positions(checkpoint, number) if hasattr(side.source, "first_positions") else None
             what, direct = replace(self._pack_input(side), coded=True), side.direct
             parse = side.parse(what.timezone, self.poison_limit, debug=self.debug_steps)
-            stage = selecting(parse, what, clock, pack)
+            stage = selecting(parse, what, pack)
             if direct is not None:
                 reader = direct.stream_reader(side.names(what), first)
                 if len(side.key) == 1 and not side.steps and combining_of(self.operator) is not None:
@@ -270,12 +271,7 @@ class Job:
         return _union(packed)
 
     def replay(
-        self,
-        spark: SparkSession,
-        ranges: Mapping[tuple[int, int], tuple[int, int]],
-        stage: Stage,
-        schema: str,
-        time_ms: int = 0,
+        self, spark: SparkSession, ranges: Mapping[tuple[int, int], tuple[int, int]], stage: Stage, schema: str
     ) -> DataFrame | None:
         """Put exactly these offsets through a stage that takes the rows of the pack stage; None for empty ranges.
 
@@ -284,7 +280,6 @@ class Job:
             ranges: (stream, partition) -> half-open offset range.
             stage: Takes what `pack_input` gives.
             schema: Of what the stage gives, as DDL.
-            time_ms: Batch time, for a stage that compares with it.
 
         Raises:
             HistoryLost: The source no longer has a part of the ranges, or may have other messages (compacted topics).
@@ -300,7 +295,7 @@ class Job:
             if not wanted or is_ranked(side.source):  # its messages are in the message log, shard by shard
                 continue
             what, direct = self._pack_input(side), side.direct
-            select = selecting(side.parse(what.timezone, None), what, partial(int, time_ms), stage)
+            select = selecting(side.parse(what.timezone, None), what, stage)
             if direct is not None:
                 getattr(direct, "check_replayable", lambda: None)()
                 available = {key: [bounds] for key, bounds in wanted.items()}

@@ -139,12 +139,12 @@ def _read(
     max_ahead_ms: int | None,
     arrow_rows: int,
 ) -> list[Packed]:
-    pack = packer(ByVersion.always(job.pack_plan(max_ahead_ms)))
+    pack = packer(ByVersion.always(job.pack_plan(max_ahead_ms)), partial(int, draft.entry.time_ms))
     session = apart(spark, len(job.grouping), arrow_rows, session=job.session)
-    packed = once.replay(session, ranges, pack, PACKED_SCHEMA, draft.entry.time_ms)
+    packed = once.replay(session, ranges, pack, PACKED_SCHEMA)
     if packed is None:
         return []
-    with losses_named(partial(job.replay, session, ranges, pack, PACKED_SCHEMA, draft.entry.time_ms)):
+    with losses_named(partial(job.replay, session, ranges, pack, PACKED_SCHEMA)):
         rows = packed.where(packed["shard"] == job.grouping[draft.entry.shard]).collect()
     return list(packed_rows([{name: [row[name] for row in rows] for name in packed.columns}]))
 

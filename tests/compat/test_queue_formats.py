@@ -77,7 +77,7 @@ def combined() -> ShardInput:
     spec = window_spec(tumbling(100), KEY, {"n": count()}, keys=["key"], retention=5, max_ahead=None)
     plan = PackPlan((0,), tuple(KEY), False, None, {0: "t"}, combining=Combining(spec, 0))
     records = [
-        {"_stream": 0, "_partition": 1, "_offset": o, "_time": t, "_shard": 0, "_timestamp": s, "_batch_ms": 2_000}
+        {"_stream": 0, "_partition": 1, "_offset": o, "_time": t, "_shard": 0, "_timestamp": s}
         | {"_key": None, "_raw": None, "_malformed": None, "key": "a"}
         for o, t, s in PLACES
     ]
@@ -86,7 +86,7 @@ def combined() -> ShardInput:
     schema = pa.schema([pa.field(name, kinds.get(name, pa.int64())) for name in records[0]])
     rows = [
         Packed(row["header"], row["frame"], row["errors"])
-        for row in pack(pa.RecordBatch.from_pylist(records, schema), plan).to_pylist()
+        for row in pack(pa.RecordBatch.from_pylist(records, schema), plan, 2_000).to_pylist()
     ]
     return assemble(rows, {}, combining=Combining(spec, 0))
 

@@ -114,7 +114,6 @@ def source_rows(messages: int, fields: tuple[pa.Field, ...]) -> Iterator[pa.Reco
             frames.KEY_IN: pa.nulls(count, pa.binary()),
             frames.RAW_IN: pa.nulls(count, pa.binary()),
             frames.MALFORMED_IN: pa.nulls(count, pa.string()),
-            frames.BATCH_TIME_IN: pa.array(np.zeros(count), pa.int64()),
             **{field.name: rows[field.name].combine_chunks() for field in fields},
         }
         yield pa.RecordBatch.from_pydict(columns)

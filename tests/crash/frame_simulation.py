@@ -77,7 +77,7 @@ class FrameWorld(World):
         while rows:
             count = rng.randint(1, len(rows))
             part, rows = [replace(m, offset=0) for m in rows[:count]], rows[count:]
-            packed += packing.pack(self._arrow(part, planned), plan).to_pylist()
+            packed += packing.pack(self._arrow(part), plan, planned.time_ms).to_pylist()
         rng.shuffle(packed)
         mine = [assembling.Packed(r["header"], r["frame"], r["errors"]) for r in packed if r["shard"] == shard]
         return assembling.assemble(mine, positions, sources=[(0, 0)], fields=self.fields, ranked={0}, version=version)
@@ -87,8 +87,8 @@ class FrameWorld(World):
         low, high = starts.get(0, 0), self.batches[version].ends[0]
         return [message for message in self.source.messages[0] if low <= message.offset < high]
 
-    def _arrow(self, messages: list[Message], planned: Planned) -> pa.RecordBatch:
-        found = super()._arrow(messages, planned)
+    def _arrow(self, messages: list[Message]) -> pa.RecordBatch:
+        found = super()._arrow(messages)
         at = found.schema.get_field_index("_timestamp")
         return found.set_column(at, found.schema.field(at), pa.nulls(found.num_rows, pa.int64()))
 

@@ -119,7 +119,7 @@ class Hostile:
         packed = []
         for partition in sorted({m.partition for m in messages}):
             rows = [m for m in messages if m.partition == partition]
-            packed += packing.pack(self._arrow(rows, time_ms), plan).to_pylist()
+            packed += packing.pack(self._arrow(rows), plan, time_ms).to_pylist()
         control = pa.record_batch({"drain": [drain], "adopt": ["{}"]})
         packed += packing.pack_control(control, plan.grouping, time_ms).to_pylist()
         rows = [assembling.Packed(row["header"], row["frame"], row["errors"]) for row in packed]
@@ -171,7 +171,7 @@ class Hostile:
             )
             assert not bad or place in refused, f"{message} was counted"
 
-    def _arrow(self, rows: list[Sent], time_ms: int) -> pa.RecordBatch:
+    def _arrow(self, rows: list[Sent]) -> pa.RecordBatch:
         count = len(rows)
         columns: dict[str, pa.Array] = {
             STREAM: pa.array([0] * count, pa.int32()),
@@ -183,7 +183,6 @@ class Hostile:
             frames.KEY_IN: pa.array([m.key for m in rows], pa.binary()),
             frames.RAW_IN: pa.array([m.raw for m in rows], pa.binary()),
             frames.MALFORMED_IN: pa.array([m.malformed for m in rows], pa.string()),
-            frames.BATCH_TIME_IN: pa.array([time_ms] * count, pa.int64()),
         }
         for entry in self.fields:
             columns[entry.name] = pa.array([getattr(m, entry.name) for m in rows], entry.type)

@@ -363,7 +363,7 @@ class World(Faults):
             combining=combining,
         )
         for part in pieces_of(rng, messages):
-            packed += packing.pack(self._arrow(part, planned), plan).to_pylist()
+            packed += packing.pack(self._arrow(part), plan, planned.time_ms).to_pylist()
         control = pa.record_batch({"drain": [planned.drain], "adopt": ["{}"]})
         packed += packing.pack_control(control, plan.grouping, planned.time_ms).to_pylist()
         rng.shuffle(packed)
@@ -372,7 +372,7 @@ class World(Faults):
             mine, positions, sources=[(0, p) for p in range(self.partitions)], combining=combining
         )
 
-    def _arrow(self, messages: list[Message], planned: Planned) -> pa.RecordBatch:
+    def _arrow(self, messages: list[Message]) -> pa.RecordBatch:
         """Lay out source rows as the pack stage reads them."""
         count = len(messages)
         key = self.spec.keys
@@ -389,7 +389,6 @@ class World(Faults):
             frames.KEY_IN: pa.nulls(count, pa.binary()),
             frames.RAW_IN: pa.nulls(count, pa.binary()),
             frames.MALFORMED_IN: pa.array(["not JSON" if b else None for b in bad], pa.string()),
-            frames.BATCH_TIME_IN: pa.array([planned.time_ms] * count, pa.int64()),
         }
         for entry in self.fields:
             columns[entry.name] = pa.array([m.fields[entry.name] for m in messages], entry.type)
@@ -500,7 +499,7 @@ class World(Faults):
         write = replay.chunk_writer(self.operator, self.fields, {shard: record}, self.checkpoint, "rewind/replay/run")
         pieces = pieces_of(self.random, messages)
         self.random.shuffle(pieces)
-        reports = write(self._arrow(part, self.batches[-1]) for part in pieces)
+        reports = write(self._arrow(part) for part in pieces)
         return [report["name"] for batch in reports for report in batch.to_pylist()]
 
     # -- what must hold ---------------------------------------------------------------------------------------------

@@ -74,7 +74,6 @@ class Cluster:
             frames.KEY_IN: pa.nulls(count, pa.binary()),
             frames.RAW_IN: pa.nulls(count, pa.binary()),
             frames.MALFORMED_IN: pa.nulls(count, pa.string()),
-            frames.BATCH_TIME_IN: pa.array([1] * count, pa.int64()),
         }
         for name in SPEC.input_fields:
             side, _, own = name.partition(".")
@@ -88,7 +87,7 @@ class Cluster:
         batches = [self.arrow(TOPIC, topic, len(self.topic))] if topic else []
         for piece in (frame[: len(frame) // 2], frame[len(frame) // 2 :]):
             batches += [self.arrow(FRAME, rng.sample(piece, len(piece)), 0)] if piece else []
-        packed = [row for batch in batches for row in pack(batch, plan).to_pylist()]
+        packed = [row for batch in batches for row in pack(batch, plan, 1).to_pylist()]
         packed += [{"header": frames.encode_header(frames.Header(frames.FORMAT, 1, [])), "frame": None, "errors": None}]
         rng.shuffle(packed)
 

@@ -182,7 +182,7 @@ class Story:
         names = self.operators.at(0).input_fields
         return tuple(SCHEMA.field(name.rpartition(".")[2]).with_name(name) for name in names)
 
-    def arrow(self, messages: list[Message], time_ms: int) -> pa.RecordBatch:
+    def arrow(self, messages: list[Message]) -> pa.RecordBatch:
         """Lay out source rows as the pack stage reads them."""
         columns: dict[str, pa.Array] = {
             STREAM: pa.array([m.stream for m in messages], pa.int32()),
@@ -194,7 +194,6 @@ class Story:
             frames.KEY_IN: pa.nulls(len(messages), pa.binary()),
             frames.RAW_IN: pa.nulls(len(messages), pa.binary()),
             frames.MALFORMED_IN: pa.array(["bad" if m.place in self.bad else None for m in messages], pa.string()),
-            frames.BATCH_TIME_IN: pa.array([time_ms] * len(messages), pa.int64()),
         }
         for entry in self.fields:
             side, _, own = entry.name.rpartition(".")
@@ -360,7 +359,7 @@ class Undisturbed:
             {0: "left", 1: "right"},
         )
         pieces = [part for s in range(story.streams) for part in pieces_of(rng, [m for m in messages if m.stream == s])]
-        batches = [packing.pack(story.arrow(part, time_ms), plan) for part in pieces]
+        batches = [packing.pack(story.arrow(part), plan, time_ms) for part in pieces]
         if control is not None:
             adopt = json.dumps({str(s): commit for s, commit in control.adopt.items()})
             row = pa.record_batch({"drain": [control.drain], "adopt": [adopt]})
@@ -624,7 +623,7 @@ class Disturbed(Undisturbed):
         pieces = [
             p for s in range(self.story.streams) for p in pieces_of(self.random, [m for m in messages if m.stream == s])
         ]
-        reports = write(self.story.arrow(part, 0) for part in pieces)
+        reports = write(self.story.arrow(part) for part in pieces)
         names = [report["name"] for batch in reports for report in batch.to_pylist()]
         replay.build_snapshot(job, pointer.commit, self.checkpoint, names, start)
 

@@ -195,7 +195,7 @@ def test_a_key_that_is_a_dictionary_is_packed_as_its_texts_are(
     what = PackInput({"t": 0}, None, ("key",), by_partition, shards, fields, widen=False)
     combining = None if fewer is None else Combining(spec, fewer)
     plan = PackPlan(tuple(range(shards)), tuple(schema), by_partition, None, {0: "t"}, combining=combining)
-    stage = selecting(lambda batch: batch, what, lambda: 77, packer(ByVersion.always(plan)))
+    stage = selecting(lambda batch: batch, what, packer(ByVersion.always(plan), lambda: 77))
     texts, odd = KEYS[kind]
     for seed in range(2):
         keys = dictionary(random.Random(seed).choices(texts, k=60), odd, seed)
@@ -218,7 +218,7 @@ def test_a_short_key_stays_a_dictionary_and_goes_alone() -> None:
     texts, coded = dictionary(["a", "b", None] * 20, None, 0)
     _, long = dictionary(["a", LONG] * 20, None, 0)
     given = [records(keys, first, 0) for first, keys in enumerate((texts, coded, texts, texts, long))]
-    found = list(selecting(lambda batch: batch, what, lambda: 77, lambda batches: batches)(iter(given)))
+    found = list(selecting(lambda batch: batch, what, lambda batches: batches)(iter(given)))
     kinds = [batch.schema.field("key").type for batch in found]
     assert kinds == [pa.string(), CODED, pa.string(), pa.string()]
     assert [batch.num_rows for batch in found] == [60, 60, 120, 40]

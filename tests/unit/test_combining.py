@@ -49,7 +49,6 @@ def rows(*given: tuple[int, int, str, int], stamps: int = 1_000) -> pa.RecordBat
             "_key": pa.nulls(many, pa.binary()),
             "_raw": pa.nulls(many, pa.binary()),
             "_malformed": pa.nulls(many, pa.string()),
-            "_batch_ms": pa.array([50] * many, pa.int64()),
             "key": pa.array(key),
             "x": pa.array(x, pa.int64()),
         }
@@ -62,7 +61,7 @@ def assembled(job: WindowSpec, *batches: pa.RecordBatch, before: Any = None, few
 
 def packed(job: WindowSpec, *batches: pa.RecordBatch, fewer: int = 0) -> list[Packed]:
     plan = PackPlan((0,), tuple(SCHEMA), False, None, {0: "t"}, combining=Combining(job, fewer))
-    found = [row for batch in batches for row in pack(batch, plan).to_pylist()]
+    found = [row for batch in batches for row in pack(batch, plan, 50).to_pylist()]
     return [Packed(row["header"], row["frame"], row["errors"]) for row in found]
 
 

@@ -127,7 +127,7 @@ def test_what_plans_micro_batches_imports_no_stage(tmp_path: Path) -> None:
     reader = archive(str(tmp_path), value="x long").stream_reader(None, None)
     plan = PackPlan((12,), (), False, None, {0: "t"})
     spark = Session()
-    reading.streamed(spark, reader, frames.PACKED_SCHEMA, packer(ByVersion.always(plan)))
+    reading.streamed(spark, reader, frames.PACKED_SCHEMA, packer(ByVersion.always(plan), int))
     sent = cloudpickle.dumps(spark.taken)
     ask = "reader = given({}).streamReader(None)\nassert reader.initialOffset()"
     found = imports(sent, ask)

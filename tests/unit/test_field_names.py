@@ -71,7 +71,7 @@ def test_a_field_of_this_name_is_a_field(name: str, use: str, shards: int, sizes
     what = PackInput({"t": 0}, "at", (who,), False, shards, fields, widen=False)
     combining = combining_of(operator)
     plan = PackPlan(tuple(range(shards)), tuple(schema), False, None, {0: "t"}, combining=combining)
-    stage = selecting(lambda rows: rows, what, lambda: 1, lambda given: (pack(rows, plan) for rows in given))
+    stage = selecting(lambda rows: rows, what, lambda given: (pack(rows, plan, 1) for rows in given))
     rows = [row for batch in stage(iter(batches(name, kind, key, sizes))) for row in batch.to_pylist()]
     assert not any(row["errors"] for row in rows)
     counted: Counter[str] = Counter()

@@ -34,7 +34,7 @@ def rows(partition: int, first: int, count: int, keys: int) -> list[Row]:
 
 
 def packed(given: list[Row]) -> Packed:
-    [row] = pack(batch(given), PLAN).to_pylist()
+    [row] = pack(batch(given), PLAN, 1).to_pylist()
     return Packed(row["header"], row["frame"], row["errors"])
 
 
@@ -52,7 +52,6 @@ def batch(given: list[Row]) -> pa.RecordBatch:
             frames.KEY_IN: pa.nulls(count, pa.binary()),
             frames.RAW_IN: pa.nulls(count, pa.binary()),
             frames.MALFORMED_IN: pa.nulls(count, pa.string()),
-            frames.BATCH_TIME_IN: pa.array([1] * count, pa.int64()),
             "key": pa.array(columns[3], pa.string()),
             "note": pa.array(columns[4], pa.string()),
         }
@@ -108,6 +107,6 @@ def test_frames_with_few_keys_carry_each_once() -> None:
     assert many is not None
     assert len(few) < len(many) - 2_000 * 12  # of a key of about 13 bytes and its end one is left
     plan = PackPlan(tuple(range(400)), FIELDS, False, None)  # each shard's frame would have all the keys
-    [spread] = {row["frame"] for row in pack(batch(rows(0, 0, 2_000, 100)), plan).to_pylist()} - {None}
+    [spread] = {row["frame"] for row in pack(batch(rows(0, 0, 2_000, 100)), plan, 1).to_pylist()} - {None}
     assert assembling.from_ipc(spread).schema.field("key").type == pa.string()
     assert np.array_equal(*(assembling.from_ipc(one)[OFFSET].to_numpy() for one in (few, many)))

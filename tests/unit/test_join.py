@@ -104,7 +104,7 @@ def behind_the_pack_stage(
     def arrow(part: Sequence[Message], side: int) -> pa.RecordBatch:
         columns = {STREAM: [m.stream for m in part], PARTITION: [m.partition for m in part]}
         columns |= {OFFSET: [m.offset for m in part], TIME: [m.time for m in part]}
-        columns |= {frames.SHARD_IN: [m.fields["k"] % 2 for m in part], frames.BATCH_TIME_IN: [1] * len(part)}
+        columns |= {frames.SHARD_IN: [m.fields["k"] % 2 for m in part]}
         own = {"k": [m.fields["k"] for m in part], "place": [told(m) for m in part]}
         texts = {frames.MALFORMED_IN: ["no" if m == bad else None for m in part]}
         empty = {frames.KEY_IN: pa.binary(), frames.RAW_IN: pa.binary(), frames.TIMESTAMP_IN: pa.int64()}
@@ -122,7 +122,7 @@ def behind_the_pack_stage(
     pairs, pointers = [], dict[int, Pointer | None](((0, None), (1, None)))
     for version, part in enumerate(parts):
         batches = [arrow([m for m in part if m.stream == side], side) for side in (LEFT, RIGHT)]
-        packed = [row for batch in batches if batch.num_rows for row in pack(batch, plan).to_pylist()]
+        packed = [row for batch in batches if batch.num_rows for row in pack(batch, plan, 1).to_pylist()]
         for shard, pointer in pointers.items():
             changelog = FileChangelog(str(tmp_path / "changelog"))
             job = ShardJob("q", shard, tmp_path / "local", operator, fields, changelog)

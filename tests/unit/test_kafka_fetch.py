@@ -621,7 +621,7 @@ def test_partitions_that_are_read_together_come_to_the_shards_as_if_apart(client
     def rows(records: pa.RecordBatch) -> list[dict[str, Any]]:
         value = pa.StructArray.from_arrays([records.column("key").cast(pa.string())], ["k"])
         typed = records.set_column(records.schema.get_field_index("value"), "value", value)
-        return pack(pack_input(parse(typed), what, 0), plan).to_pylist()
+        return pack(pack_input(parse(typed), what), plan, 0).to_pylist()
 
     def shards(share: Piece | Pieces) -> list[dict[str, Any]]:
         client.script += [messages, [Message(5)]] if isinstance(share, Pieces) else [

@@ -41,7 +41,7 @@ def at(micros: int) -> datetime:
 
 def test_columns_by_hand() -> None:
     found = pack_input(
-        rows([{"key": "p", "at": at(-1), "x": 7}, None, {"key": "q", "at": None, "x": 8}], ["a", "b", "a"]), INPUT, 77
+        rows([{"key": "p", "at": at(-1), "x": 7}, None, {"key": "q", "at": None, "x": 8}], ["a", "b", "a"]), INPUT
     ).to_pydict()
     assert found["_stream"] == [3, 5, 3]
     assert found["_partition"] == [0, 1, 2]
@@ -49,7 +49,6 @@ def test_columns_by_hand() -> None:
     assert found["_time"] == [-1, None, None]  # rounded down, as unix_millis does
     assert found["_malformed"] == [None, "the value is null", None]
     assert found["_timestamp"] == [1, 1, 1]
-    assert found["_batch_ms"] == [77] * 3
     assert found["x"] == [7, None, 8]
     # Spark: SELECT pmod(xxhash64('p'), 4), pmod(42, 4), pmod(xxhash64('q'), 4); the Spark test compares many
     assert found["_shard"][1] == 42 % 4
@@ -57,11 +56,11 @@ def test_columns_by_hand() -> None:
 
 def test_bytes_as_received_go_along_and_else_the_fields() -> None:
     values: list[dict[str, object] | None] = [{"key": "p", "at": at(10_000), "x": 1}, None]
-    found = pack_input(rows(values), INPUT, 1_000).to_pydict()
+    found = pack_input(rows(values), INPUT).to_pydict()
     assert found["_raw"] == values
     assert found["_key"] == [b"record"] * 2
     received = pa.array([b" {2}", None])
-    found = pack_input(rows(values).set_column(6, "raw", received), INPUT, 1_000).to_pydict()
+    found = pack_input(rows(values).set_column(6, "raw", received), INPUT).to_pydict()
     assert found["_raw"] == [b" {2}", None]
 
 
@@ -74,14 +73,14 @@ def test_a_field_under_a_null_value_is_null() -> None:
     )
     batch = rows([None, None])
     batch = batch.set_column(5, "fields", masked)
-    found = pack_input(batch, INPUT, 0).to_pydict()
+    found = pack_input(batch, INPUT).to_pydict()
     assert found["x"] == [1, None]
 
 
 def test_a_key_that_is_too_long_is_malformed_and_kept() -> None:
     longest, longer = "x" * MAX_KEY_TEXT_BYTES, "ä" * (MAX_KEY_TEXT_BYTES // 2) + "x"
     batch = rows([{"key": longest, "at": at(0), "x": 1}, {"key": longer, "at": at(0), "x": 2}])
-    found = pack_input(batch, INPUT, 0).to_pydict()
+    found = pack_input(batch, INPUT).to_pydict()
     assert found["_malformed"] == [None, f"the key has {MAX_KEY_TEXT_BYTES + 1} bytes, at most 30000 are allowed"]
     assert found["_shard"][1] == 42 % 4, "where null goes: it is not hashed"
 
@@ -97,11 +96,11 @@ def test_fields_that_no_row_of_state_takes_are_malformed(monkeypatch: pytest.Mon
     batch = rows([None] * 1_000).set_column(5, "fields", pa.array(values, kind))
     batch = batch.set_column(7, "malformed", pa.nulls(1_000, pa.string()))
     read = replace(INPUT, fields=tuple((kind.field(name), name) for name in ("note", "more")))
-    found = pack_input(batch, read, 0).column("_malformed").to_pylist()
+    found = pack_input(batch, read).column("_malformed").to_pylist()
     assert {row: why for row, why in enumerate(found) if why} == dict.fromkeys(
         (3, 500, 999), "the fields have more than 10000 bytes"
     )
-    assert not any(pack_input(batch, INPUT, 0).column("_malformed").to_pylist())
+    assert not any(pack_input(batch, INPUT).column("_malformed").to_pylist())
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -116,7 +115,7 @@ def test_a_text_that_is_no_utf_8_is_malformed_and_what_can_be_read_of_it_is_kept
     own = pa.array(["p", "q", None, "r"]) if nested else keys
     batch = rows([{"key": "", "at": at(0), "x": 1}] * 4)
     value = pa.StructArray.from_arrays([own, batch.column("fields").field(1), x, more], ["key", "at", "x", "more"])
-    found = pack_input(batch.set_column(5, "fields", value), INPUT, 0)
+    found = pack_input(batch.set_column(5, "fields", value), INPUT)
     found.validate(full=True)
     assert found.column("_malformed").to_pylist() == [
         None,
@@ -132,26 +131,26 @@ def test_a_text_that_is_no_utf_8_is_malformed_and_what_can_be_read_of_it_is_kept
 
 def test_routed_by_source_partition() -> None:
     by_partition = PackInput({"a": 3}, None, (), True, 4, (), widen=False)
-    found = pack_input(rows([{"key": "p", "at": None, "x": 7}] * 3), by_partition, 0).to_pydict()
+    found = pack_input(rows([{"key": "p", "at": None, "x": 7}] * 3), by_partition).to_pydict()
     assert found["_shard"] == [(3 + partition) % 4 for partition in range(3)]
     assert found["_time"] == [1, 1, 1]  # the record's own
 
 
 def test_equal_keys_have_equal_numbers_where_rows_are_routed_by_one_text() -> None:
     values: list[dict[str, object] | None] = [{"key": k, "at": at(0), "x": 1} for k in ("p", None, "q", "p", None)]
-    numbers = pack_input(rows(values), INPUT, 0)[frames.CODES_IN].to_pylist()
+    numbers = pack_input(rows(values), INPUT)[frames.CODES_IN].to_pylist()
     assert numbers[0] == numbers[3]
     assert numbers[1] == numbers[4]
     assert len(set(numbers)) == 3
     for other in ({"key": ("x",)}, {"key": ("key", "x")}, {"key": ()}, {"shards": 1}, {"by_partition": True}):
-        assert frames.CODES_IN not in pack_input(rows(values), replace(INPUT, **other), 0).schema.names
+        assert frames.CODES_IN not in pack_input(rows(values), replace(INPUT, **other)).schema.names
 
 
 def test_numbers_of_keys_are_of_one_batch() -> None:
     batches = [rows([{"key": key, "at": at(0), "x": 1}]) for key in ("p", "q")]
-    [whole] = selecting(lambda batch: batch, INPUT, lambda: 0, lambda found: found)(iter(batches))
+    [whole] = selecting(lambda batch: batch, INPUT, lambda found: found)(iter(batches))
     assert frames.CODES_IN not in whole.schema.names
-    [alone] = selecting(lambda batch: batch, INPUT, lambda: 0, lambda found: found)(iter(batches[:1]))
+    [alone] = selecting(lambda batch: batch, INPUT, lambda found: found)(iter(batches[:1]))
     assert alone[frames.CODES_IN].to_pylist() == [0]
 
 
@@ -173,7 +172,7 @@ def test_a_key_that_comes_again_is_a_dictionary_for_a_stage_that_takes_it(
     monkeypatch.setattr(pack_input_module, "CODED_ROWS", 4_000)
     what = replace(INPUT, coded=True, fields=(*INPUT.fields, (pa.field("key", pa.string()), "key")))
     given = rows([{"key": texts[row % len(texts)], "at": at(row), "x": row} for row in range(4_000)])
-    found, plain = pack_input(given, what, 0), pack_input(given, replace(what, coded=False), 0)
+    found, plain = pack_input(given, what), pack_input(given, replace(what, coded=False))
     assert found.schema.field("key").type == kind
     assert plain.schema.field("key").type == pa.string()
     apart = [name for name in plain.schema.names if name != frames.CODES_IN]  # which number is whose may differ
@@ -182,7 +181,7 @@ def test_a_key_that_comes_again_is_a_dictionary_for_a_stage_that_takes_it(
     assert len(numbers) == len({row["key"] for row in plain.select(["key"]).to_pylist()})
     for other in (given.slice(1), given):  # too few rows; or not routed by one text
         asked = what if other is not given else replace(what, by_partition=True)
-        assert pack_input(other, asked, 0).schema.field("key").type == pa.string()
+        assert pack_input(other, asked).schema.field("key").type == pa.string()
 
 
 def test_shards_of_texts_that_were_asked_for_before() -> None:
@@ -195,31 +194,28 @@ def test_shards_of_texts_that_were_asked_for_before() -> None:
 
 def test_a_new_topic_is_named() -> None:
     with pytest.raises(SourceDamaged, match=r"topics=\[") as caught:
-        pack_input(rows([None], ["c"]), INPUT, 0)
+        pack_input(rows([None], ["c"]), INPUT)
     assert "c" in str(caught.value)
 
 
-def test_what_is_gathered_for_a_stage_keeps_its_order_and_its_time() -> None:
-    """Small batches become one; a batch without rows is passed over; the clock is read once."""
-    clocks = iter([77])
+def test_what_is_gathered_for_a_stage_keeps_its_order() -> None:
+    """Small batches become one; a batch without rows is passed over."""
     batches = [rows([{"key": "p", "at": at(0), "x": number}] * count) for number, count in ((1, 1), (2, 0), (3, 2))]
-    whole = selecting(lambda batch: batch, INPUT, lambda: next(clocks), lambda found: found)(iter(batches))
-    assert [part.select(["x", "_batch_ms"]).to_pylist() for part in whole] == [
-        [{"x": x, "_batch_ms": 77} for x in (1, 3, 3)]
-    ]
+    whole = selecting(lambda batch: batch, INPUT, lambda found: found)(iter(batches))
+    assert [part.select(["x"]).to_pylist() for part in whole] == [[{"x": x} for x in (1, 3, 3)]]
 
 
 def test_a_stage_gets_parts_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack_input_module, "GATHERED_ROWS", 3)
     batches = [rows([{"key": "p", "at": at(0), "x": number}]) for number in range(7)]
-    parts = selecting(lambda batch: batch, INPUT, lambda: 0, lambda found: found)(iter(batches))
+    parts = selecting(lambda batch: batch, INPUT, lambda found: found)(iter(batches))
     assert [part.column("x").to_pylist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 def test_a_topic_that_is_a_dictionary() -> None:
     batch = rows([{"key": "p", "at": at(0), "x": 1}] * 3, ["a", "b", "a"])
     coded = batch.set_column(0, "topic", batch.column("topic").dictionary_encode())
-    assert pack_input(coded, INPUT, 0).equals(pack_input(batch, INPUT, 0))
+    assert pack_input(coded, INPUT).equals(pack_input(batch, INPUT))
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,10 @@ def packed(offsets, time_ms, *, drain=False, malformed=(), of=0):
                 "_key": pa.array([None] * n, pa.binary()),
                 "_raw": pa.array([None] * n, pa.binary()),
                 "_malformed": pa.array(["not JSON" if o in malformed else None for o in offsets], pa.string()),
-                "_batch_ms": pa.array([time_ms] * n, pa.int64()),
                 "key": pa.array(["a"] * n),
             }
         )
-        rows = packing.pack(batch, plan).to_pandas()
+        rows = packing.pack(batch, plan, time_ms).to_pandas()
     return iter([rows[rows["shard"] == 12]])
 
 

@@ -22,7 +22,7 @@ PLAN = PackPlan((0, 1), FIELDS, False, 1_000, {0: "clicks"})
 Row = tuple[int | None, str | None, list[int] | None]
 
 
-def arrow(rows: list[Row], time_ms: int = 500) -> pa.RecordBatch:
+def arrow(rows: list[Row]) -> pa.RecordBatch:
     count = len(rows)
     fields = pa.StructArray.from_arrays(
         [pa.array([r[1] for r in rows], pa.string()), pa.array([r[2] for r in rows], FIELDS[1].type)], ["key", "tags"]
@@ -38,7 +38,6 @@ def arrow(rows: list[Row], time_ms: int = 500) -> pa.RecordBatch:
             frames.KEY_IN: pa.nulls(count, pa.binary()),
             frames.RAW_IN: fields,
             frames.MALFORMED_IN: pa.nulls(count, pa.string()),
-            frames.BATCH_TIME_IN: pa.array([time_ms] * count, pa.int64()),
             "key": fields.field("key"),
             "tags": fields.field("tags"),
         }
@@ -46,7 +45,7 @@ def arrow(rows: list[Row], time_ms: int = 500) -> pa.RecordBatch:
 
 
 def assembled(pieces: list[list[Row]], shard: int = 0, version: int = 7, before: Any = None) -> ShardInput:
-    rows = [row for piece in pieces if piece for row in pack(arrow(piece), PLAN).to_pylist()]
+    rows = [row for piece in pieces if piece for row in pack(arrow(piece), PLAN, 500).to_pylist()]
     mine = [Packed(row["header"], row["frame"], row["errors"]) for row in rows if row["shard"] == shard]
     return assemble(mine, before or {}, fields=FIELDS, topics={0: "clicks"}, ranked={0}, version=version)
 

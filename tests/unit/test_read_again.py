@@ -51,7 +51,7 @@ def job(**more: Any) -> Any:
 
 def packed(*batches: pa.RecordBatch) -> list[Packed]:
     plan = PackPlan((0,), tuple(SCHEMA), False, MAX_AHEAD, {0: "t"})
-    found = [row for batch in batches for row in pack(batch, plan).to_pylist()]
+    found = [row for batch in batches for row in pack(batch, plan, 50).to_pylist()]
     return [Packed(row["header"], row["frame"], row["errors"]) for row in found]
 
 
@@ -253,7 +253,7 @@ def test_an_entry_is_lost_whose_source_partition_begins_elsewhere_by_now(files: 
     queue, other = Queue(files, ByVersion(())), PackPlan((0, 1), tuple(SCHEMA), False, MAX_AHEAD, {0: "t"})
 
     def of_the_other(low: int) -> list[Packed]:
-        found = pack(rows(*((n, 5, "a", 1) for n in range(low, 12))), other).to_pylist()
+        found = pack(rows(*((n, 5, "a", 1) for n in range(low, 12))), other, 50).to_pylist()
         return [Packed(row["header"], row["frame"], row["errors"]) for row in found if row["shard"] == 1]
 
     given = assemble(of_the_other(10), before, fields=tuple(SCHEMA), topics={0: "t"}, by_offset=True)

@@ -50,7 +50,7 @@ def errors_of(batch: pa.RecordBatch, event_time: str | None, batch_time: int = N
         else Parse("json", JsonColumns(to_arrow_schema(FIELDS, timezone="UTC")), "")
     )
     packed = packing.pack(
-        pack_input(parse(batch), what, batch_time), packing.PackPlan((0,), kept, False, DAY, {0: "t"})
+        pack_input(parse(batch), what), packing.PackPlan((0,), kept, False, DAY, {0: "t"}), batch_time
     ).to_pylist()
     return assemble([Packed(row["header"], row["frame"], row["errors"]) for row in packed], {}).errors.to_pylist()
 

@@ -333,9 +333,9 @@ def test_what_is_dropped_moves_positions_and_is_no_error_and_poison_is_one() -> 
     rows: list[Row] = [(0, 0, 5, ""), (0, 1, 13, ""), (0, 2, 99, ""), (0, 3, None, "")]
     steps = steps_of(Step("map_batches", {"": tenth}), Step("where", {"": pc.field("x") < 50}))
     what = PackInput({"t": 0}, "x", (), False, 1, ((pa.field("tenth", pa.int64()), "tenth"),), widen=False)
-    batch = pack_input(steps(parsed(rows)), what, 1_000)
+    batch = pack_input(steps(parsed(rows)), what)
     assert is_good(batch).to_pylist() == [True, False, False, False]
-    [packed] = pack(batch, PackPlan((7,), (pa.field("tenth", pa.int64()),), False, None, {0: "t"})).to_pylist()
+    [packed] = pack(batch, PackPlan((7,), (pa.field("tenth", pa.int64()),), False, None, {0: "t"}), 1_000).to_pylist()
     [piece] = decode_header(packed["header"]).slices
     assert (piece.first, piece.next, piece.newest) == (0, 4, 5)
     assert from_ipc(packed["frame"])["_offset"].to_pylist() == [0]

@@ -59,7 +59,6 @@ CODES_IN = "_codes"
 Windows that combine group by what routes, so they need not look at the texts again."""
 VERDICT_IN = "_verdict"
 """Only where the input has steps (`backend.steps`)."""
-BATCH_TIME_IN = "_batch_ms"
 
 TIMESTAMP_FIELD = pa.field(OWN_TIMESTAMP, pa.int64())
 """`TIMESTAMP_IN` in frames, where fields have the names that the job gave them."""

@@ -76,23 +76,20 @@ class PackInput:
         return frozenset(fields | set(self.key) | ({self.event_time} if self.event_time is not None else set()))
 
 
-def selecting(
-    parse: Callable[[pa.RecordBatch], pa.RecordBatch], what: PackInput, clock: Callable[[], int], stage: Stage
-) -> Stage:
+def selecting(parse: Callable[[pa.RecordBatch], pa.RecordBatch], what: PackInput, stage: Stage) -> Stage:
     """Return a stage that takes records, out of one that takes what `pack_input` gives.
 
     Args:
         parse: Of the source.
         what: What the job says of its rows.
-        clock: Returns the batch time, where a task runs.
         stage: Takes the columns of `pack_input`.
     """
 
     def select(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        time_ms, known = clock(), TextShards(what.shards)
+        known = TextShards(what.shards)
         waiting: list[pa.RecordBatch] = []
         for batch in records:
-            made = pack_input(parse(batch), what, time_ms, known) if batch.num_rows else None
+            made = pack_input(parse(batch), what, known) if batch.num_rows else None
             if made is not None and any(is_coded(field.type) for field in made.schema):
                 if waiting:
                     yield _together(waiting)
@@ -145,13 +142,12 @@ class TextShards:
         return shards
 
 
-def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int, texts: TextShards | None = None) -> pa.RecordBatch:
+def pack_input(rows: pa.RecordBatch, what: PackInput, texts: TextShards | None = None) -> pa.RecordBatch:
     """Return what the pack stage and replays read of rows.
 
     Args:
         rows: `backend.sources.COLUMNS`.
         what: What the job says of them.
-        time_ms: The batch time that Spark logged.
         texts: Knows the shards of the texts of the batch before.
 
     Raises:
@@ -186,7 +182,6 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int, texts: TextS
         frames.KEY_IN: rows.column("key"),
         frames.RAW_IN: fields if pa.types.is_null(rows.column("raw").type) else rows.column("raw"),
         frames.MALFORMED_IN: malformed,
-        frames.BATCH_TIME_IN: pa.array(np.full(count, time_ms, np.int64)),
     }
     if codes is not None:
         columns[frames.CODES_IN] = codes

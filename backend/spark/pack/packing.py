@@ -63,18 +63,21 @@ class PackPlan:
     combining: Combining | None = None
 
 
-def packer(plans: ByVersion[PackPlan]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def packer(
+    plans: ByVersion[PackPlan], clock: Callable[[], int]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the stage.
 
     Args:
         plans: By version: a micro-batch that runs again refuses, and combines, what it did before.
+        clock: Returns the batch time that Spark logged, where a task runs.
     """
 
     def pack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        plan = plans.at(0 if plans.only else _version())
+        plan, time_ms = plans.at(0 if plans.only else _version()), clock()
         for batch in batches:
             if batch.num_rows:
-                yield pack(batch, plan)
+                yield pack(batch, plan, time_ms)
 
     return pack_batches
 
@@ -85,11 +88,10 @@ def _version() -> int:
     return query_and_version()[1]
 
 
-def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
-    """Turn one Arrow batch of source rows into packed rows (`PACKED_ARROW`)."""
+def pack(batch: pa.RecordBatch, plan: PackPlan, time_ms: int) -> pa.RecordBatch:
+    """Turn one Arrow batch of source rows into packed rows (`PACKED_ARROW`) of a micro-batch with a batch time."""
     batch, (stream, partition, offset) = _in_offset_order(batch)
     shard = numbers(batch, frames.SHARD_IN)
-    time_ms = int(batch.column(frames.BATCH_TIME_IN)[0].as_py())
     times = filled(batch.column(TIME), 0)
     reasons = _reasons(batch, time_ms, plan)
     good = np.array([reason is None for reason in reasons]) if reasons is not None else None
@@ -121,7 +123,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     owners = shard[first]
     rows: list[tuple[int, bytes, Binary, Binary]] = []
     for number in shards:
-        errors = _errors(batch, plan, reasons, bad[shard[bad] == number]) if len(bad) else None
+        errors = _errors(batch, plan, time_ms, reasons, bad[shard[bad] == number]) if len(bad) else None
         own = header
         if plan.by_partition:
             mine = [one for one, owner in zip(slices, owners, strict=True) if owner == number]
@@ -273,7 +275,7 @@ def _running_maxima(times: IntArray) -> IntArray:
     return times if bool((times[1:] >= times[:-1]).all()) else np.maximum.accumulate(times)
 
 
-def _errors(batch: pa.RecordBatch, plan: PackPlan, reasons: Reasons | None, rows: IntArray) -> Binary:
+def _errors(batch: pa.RecordBatch, plan: PackPlan, time_ms: int, reasons: Reasons | None, rows: IntArray) -> Binary:
     if reasons is None or not len(rows):
         return None
     bad = batch.take(pa.array(rows))
@@ -285,7 +287,7 @@ def _errors(batch: pa.RecordBatch, plan: PackPlan, reasons: Reasons | None, rows
         "timestamp": bad.column(frames.TIMESTAMP_IN),
         "event_time": bad.column(TIME),
         "reason": pa.array(reasons[rows].tolist(), pa.string()),
-        "detail": pc.coalesce(bad.column(frames.MALFORMED_IN), _details(bad, reasons[rows].tolist(), plan)),
+        "detail": pc.coalesce(bad.column(frames.MALFORMED_IN), _details(bad, reasons[rows].tolist(), plan, time_ms)),
         "key": bad.column(frames.KEY_IN),
         "value": _received(bad.column(frames.RAW_IN)),
     }
@@ -301,9 +303,8 @@ def _received(values: pa.Array) -> pa.Array:
     return pa.array([text if valid else None for text, valid in zip(texts, known, strict=True)], pa.binary())
 
 
-def _details(bad: pa.RecordBatch, reasons: list[str], plan: PackPlan) -> pa.Array:
+def _details(bad: pa.RecordBatch, reasons: list[str], plan: PackPlan, time_ms: int) -> pa.Array:
     """Say what was allowed, where a time was refused."""
-    time_ms = int(bad.column(frames.BATCH_TIME_IN)[0].as_py())
     bounds = latest(filled(bad.column(frames.TIMESTAMP_IN), -1), time_ms, plan.max_ahead_ms or 0).tolist()
     details = {
         "out_of_range": EVENT_TIMES,
