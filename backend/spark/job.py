@@ -29,6 +29,7 @@ from backend.spark.pack.hashing import NAME, hashable
 from backend.spark.pack.pack_input import PackInput, Stage, selecting
 from backend.spark.pack.packing import PackPlan, pack_control, packer
 from backend.spark.reading import replayed, streamed
+from backend.spark.resume import has_begun
 from backend.spark.task import batch_time
 from backend.steps import DEFAULT_POISON_LIMIT, Step, Steps, schema_after
 from backend.windows.operator import combining_of
@@ -140,17 +141,20 @@ class Job:
         for side in self.inputs if self.operator.replays else ():
             getattr(side.source, "check_replayable", lambda: None)()
 
-    def begin(self, checkpoint: str, first_offsets: Sequence[Sequence[int]], *, anew: bool) -> None:
-        """Write down where a new query begins in sources that say it, as its manifest will: `streaming` goes by it.
+    def begin(self, checkpoint: str, first_offsets: Sequence[Sequence[int]], *, known: bool) -> None:
+        """Write down where a query that has not begun will, in sources that say it: `streaming` goes by it.
 
         Args:
             checkpoint: Spark's checkpoint location.
-            first_offsets: (stream, partition, offset).
-            anew: Nothing has begun, whatever an earlier start wrote down.
+            first_offsets: As the manifest will have them: (stream, partition, offset).
+            known: There is a manifest: what has begun goes by what it wrote down then.
         """
+        begun = has_begun(checkpoint)
+        if begun and known:
+            return
         topics = {stream: named for named, stream in self.streams.items()}
         for number, side in enumerate(self.inputs):
-            if hasattr(side.source, "first_positions") and (anew or known_positions(checkpoint, number) is None):
+            if hasattr(side.source, "first_positions") and (not begun or known_positions(checkpoint, number) is None):
                 mine = {
                     (topics[stream][1], partition): first
                     for stream, partition, first in first_offsets

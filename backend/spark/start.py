@@ -338,10 +338,12 @@ def _open(
         owner=entries["query"], logged=job.logged,
     )  # fmt: skip
     restoring = _committed_before(spark, checkpoint, changelog(), job.shards, make) if used else {}
-    _take_places(
-        checkpoint, stored, settled, changelog(), partial(job.begin, checkpoint, entries["first_offsets"]),
-        partial(_open_sink, sink, checkpoint, output), lease.check, new=not used,
-    )  # fmt: skip
+    mine: list[Callable[[], object]] = [
+        partial(job.begin, checkpoint, entries["first_offsets"], known=stored is not None),
+        partial(record, checkpoint, settled),
+        partial(changelog().prepare, job.shards, new=not used),
+    ]
+    _take_places(mine, partial(_open_sink, sink, checkpoint, output), lease.check, first=stored is None)
     terms = terms_of(job, settled, checkpoint, [one.since.commit.version + 1 for one in restoring.values()])
     keep_versions = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
     sealing = Sealing(sink, lease, bool(restoring))
@@ -367,8 +369,7 @@ def _open(
                 ShardProcessor(plan), plan.ddl, "Append", "ProcessingTime"
             )
             writer = observed(states).writeStream.foreachBatch(publish).option("checkpointLocation", checkpoint)
-            if options.name is not None:
-                writer = writer.queryName(options.name)
+            writer = writer.queryName(options.name) if options.name is not None else writer
             query = writer.trigger(processingTime=f"{every_ms} milliseconds").start()
         end_reported_by_us(spark, str(query.id))
         return query
@@ -432,15 +433,7 @@ def _committed_before(
 
 
 def _take_places(
-    checkpoint: str,
-    stored: Manifest | None,
-    settled: Manifest,
-    changelog: Changelog,
-    begin: Callable[..., None],
-    open_sink: Callable[[], None],
-    check: Callable[[], None],
-    *,
-    new: bool,
+    mine: Sequence[Callable[[], object]], open_sink: Callable[[], None], check: Callable[[], None], *, first: bool
 ) -> None:
     """Record what the query is, then make a changelog of its own, and open the sink.
 
@@ -449,13 +442,7 @@ def _take_places(
     begins, right before the manifest that says the same. Before each of them the lease is looked at: of two starts at
     the same moment one has lost it by then, and would take from the other what that has taken.
     """
-    begun = has_begun(checkpoint)
-    mine: list[Callable[[], object]] = [
-        *([partial(begin, anew=not begun)] if stored is None or not begun else []),
-        partial(record, checkpoint, settled),
-        partial(changelog.prepare, settled.shards, new=new),
-    ]
-    for step in [*mine, open_sink] if stored is None else [open_sink, *mine]:
+    for step in [*mine, open_sink] if first else [open_sink, *mine]:
         check()
         step()
 

@@ -218,7 +218,7 @@ def test_where_a_query_begins_at_the_end_is_settled_before_its_first_micro_batch
     windows = stream(job.source, event_time="at", key="who").window(tumbling("1 minute"), retention="1 hour")
     pipeline, checkpoint = windows.aggregate(count=count()), str(tmp_path / "checkpoint")
     begun = build_job(pipeline, spark, StartOptions(), stored=None, first_offsets=list)
-    begun.begin(checkpoint, _first_offsets(pipeline, spark), anew=True)
+    begun.begin(checkpoint, _first_offsets(pipeline, spark), known=False)
     begun.streaming(spark, checkpoint, ByVersion(((0, None),)))  # what a start plans; no trigger comes
     (tmp_path / "checkpoint" / "metadata").write_text(json.dumps({"id": str(uuid4())}))  # Spark has begun the query
     rows = events(60, seed=2)

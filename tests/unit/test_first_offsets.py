@@ -69,7 +69,7 @@ def test_joins_count_from_where_the_query_begins(tmp_path: Path) -> None:
     firsts = start._first_offsets(pipeline, nobody, checkpoint)
     assert firsts == [[0, 0, 1_000_000], [1, 0, 5_000], [2, 0, 3]]
     job = Job(tuple(Input(source, None, (), name) for name, source in sources.items()), "key", (0,), nobody, (), None)
-    job.begin(checkpoint, firsts, anew=False)
+    job.begin(checkpoint, firsts, known=False)
     assert known_positions(checkpoint, 0) == {("orders", 0): 1_000_000}, "`streaming` goes by it"
     assert job.began(checkpoint) == {(0, 0): 1_000_000, (1, 0): 5_000}
     assert known_positions(checkpoint, 2) is None
