@@ -117,34 +117,32 @@ def _within_dates(errors: pa.Table) -> pa.Table:
 
     An event time that is beyond is null, and in `detail`.
     """
-    at = errors.schema.get_field_index("event_time")
-    if at < 0 or not errors.num_rows or not pa.types.is_int64(errors.schema.field(at).type):
+    made, beyond = _cut(errors, "event_time")
+    if beyond is None:
         return errors
-    times = errors.column(at)
-    beyond = _beyond(times)
-    if not pc.any(beyond).as_py():
-        return errors
-    extended = pc.binary_join_element_wise(errors["detail"], pc.binary_join_element_wise(
-        "the event time is", times.cast(pa.string()), "ms", " "), "; ", null_handling="skip")  # fmt: skip
+    said = pc.binary_join_element_wise("the event time is", errors["event_time"].cast(pa.string()), "ms", " ")
+    extended = pc.binary_join_element_wise(errors["detail"], said, "; ", null_handling="skip")
     detail = pc.if_else(beyond, extended, errors["detail"])
-    errors = errors.set_column(at, errors.schema.field(at), pc.if_else(beyond, None, times))
-    return errors.set_column(errors.schema.get_field_index("detail"), errors.schema.field("detail"), detail)
+    return made.set_column(made.schema.get_field_index("detail"), made.schema.field("detail"), detail)
 
 
 def _within_spark(results: pa.Table) -> pa.Table:
     """Return results of which our own times are null where Spark has no date for them."""
     for name in _times(RESULTS, results.schema):
-        at = results.schema.get_field_index(name)
-        if at < 0 or not pa.types.is_int64(results.schema.field(at).type):
-            continue
-        times = results.column(at)
-        if pc.any(beyond := _beyond(times)).as_py():
-            results = results.set_column(at, results.schema.field(at), pc.if_else(beyond, None, times))
+        results, _ = _cut(results, name)
     return results
 
 
-def _beyond(times: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.fill_null(pc.or_(pc.less(times, -_LAST_MS), pc.greater(times, _LAST_MS)), False)
+def _cut(table: pa.Table, name: str) -> tuple[pa.Table, pa.ChunkedArray | None]:
+    """Return a table whose times are null where Spark has no date for them, and where that is; None for nowhere."""
+    at = table.schema.get_field_index(name)
+    if at < 0 or not pa.types.is_int64(table.schema.field(at).type):
+        return table, None
+    times = table.column(at)
+    beyond = pc.fill_null(pc.or_(pc.less(times, -_LAST_MS), pc.greater(times, _LAST_MS)), False)
+    if not pc.any(beyond).as_py():
+        return table, None
+    return table.set_column(at, table.schema.field(at), pc.if_else(beyond, None, times)), beyond
 
 
 _LAST_MS = (2**63 - 1) // 1_000
