@@ -246,31 +246,25 @@ class VersionedDirectory:
             FileNotFoundError: A file is missing: the executors do not share this directory.
             StorageFailed: A file is of another length, or the filesystem refused; readers see what they saw before.
         """
+        target, private, name = self.path(version), self.root / _PRIVATE, f"{version}-{uuid.uuid4().hex}"
+        ready, old = private / f"ready-{name}", private / f"old-{name}"
         with storage(str(self.root)):
-            self._publish(version, attempt, files)
-
-    def _publish(self, version: int, attempt: Path, files: Sequence[tuple[str, int]]) -> None:
-        target = self.path(version)
-        private = self.root / _PRIVATE
-        if files:
-            ready = private / f"ready-{version}-{uuid.uuid4().hex}"
-            ready.mkdir()
-            for name, length in files:
-                found = (attempt / name).stat().st_size
-                if found != length:
-                    raise OSError(errno.EIO, f"{found} bytes, the task wrote {length}", str(attempt / name))
-                (attempt / name).rename(ready / name)
-            sync(ready)
-            _replace(ready, target, private / f"old-{version}-{uuid.uuid4().hex}")
-            sync(self.root)
+            if files:
+                ready.mkdir()
+                for file, length in files:
+                    found = (attempt / file).stat().st_size
+                    if found != length:
+                        raise OSError(errno.EIO, f"{found} bytes, the task wrote {length}", str(attempt / file))
+                    (attempt / file).rename(ready / file)
+                sync(ready)
+                _replace(ready, target, old)
+                sync(self.root)
+            elif target.exists():
+                target.rename(old)
+                sync(self.root)
             # after an exchange the old content is at `ready`
-            shutil.rmtree(ready, ignore_errors=True)
-        elif target.exists():
-            target.rename(private / f"old-{version}-{uuid.uuid4().hex}")
-            sync(self.root)
-        for old in private.glob(f"old-{version}-*"):
-            shutil.rmtree(old, ignore_errors=True)
-        shutil.rmtree(attempt, ignore_errors=True)
+            for gone in (ready, *private.glob(f"old-{version}-*"), attempt):
+                shutil.rmtree(gone, ignore_errors=True)
 
 
 def _replace(source: Path, target: Path, aside: Path) -> None:
