@@ -201,6 +201,25 @@ def rebuilt(column: pa.Array, kind: pa.DataType, change: Callable[[pa.Array, pa.
     return pa.ListArray.from_arrays(ends, change(column.flatten(), kind.value_type), kind, mask=column.is_null())
 
 
+def retyped(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return structs, maps or lists with what a function makes of the types within; any other type as it is.
+
+    Lists of all kinds but views become those that `rebuilt` gives.
+    """
+
+    def changed(field: pa.Field) -> pa.Field:
+        return field.with_type(change(field.type))
+
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([*map(changed, kind)])
+    if types.is_map(kind):
+        return pa.map_(changed(kind.key_field), changed(kind.item_field))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(changed(kind.value_field))
+    return kind
+
+
 def is_rebuilt(kind: pa.DataType) -> bool:
     """Return whether a type is one that `rebuilt` gives."""
     return bool(pa.types.is_struct(kind) or pa.types.is_map(kind) or pa.types.is_list(kind))

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from backend.batch import RESERVED
 from backend.boundary import check_function, said, user_code
-from backend.chunks import contains, faulty_rows, is_rebuilt, one_chunk, other_field, rebuilt
+from backend.chunks import contains, faulty_rows, is_rebuilt, one_chunk, other_field, rebuilt, retyped
 from backend.errors import UserCodeFailed, ValueInvalid
 from backend.python_rows import python_rows
 from backend.readable import readable
@@ -411,16 +411,9 @@ def _in_micros(column: pa.Array, _: pa.DataType | None = None) -> pa.Array:
 
 def _micros(kind: pa.DataType, units: Collection[str] = ("ns",)) -> pa.DataType:
     """Return a type whose timestamps of some units are of microseconds, and whose dates are of days."""
-    types, within = pa.types, partial(_micros, units=units)
-    if types.is_struct(kind):
-        return pa.struct([field.with_type(within(field.type)) for field in kind])
-    if types.is_map(kind):
-        return pa.map_(*(field.with_type(within(field.type)) for field in (kind.key_field, kind.item_field)))
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(within(kind.value_type)))
-    if types.is_timestamp(kind) and kind.unit in units:
+    if pa.types.is_timestamp(kind) and kind.unit in units:
         return pa.timestamp("us", kind.tz)
-    return pa.date32() if types.is_date64(kind) else kind
+    return pa.date32() if pa.types.is_date64(kind) else retyped(kind, partial(_micros, units=units))
 
 
 def _has_time(kind: pa.DataType) -> bool:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import pyarrow as pa
 import xxhash
 
+from backend.chunks import retyped
 from backend.errors import OutputDiffers, SinkConflict
 from backend.rows import RowCodec
 from backend.sinks.tables import KINDS
@@ -184,17 +184,8 @@ def _differences(known: Contents, made: Contents) -> Iterable[str]:
 
 def _coarse(kind: pa.DataType) -> pa.DataType:
     """Give a type in which floats of 64 bits have 32."""
-    types: Any = pa.types
-    if types.is_float64(kind):
+    if pa.types.is_float64(kind):
         return pa.float32()
-    if types.is_struct(kind):
-        return pa.struct([child.with_type(_coarse(child.type)) for child in kind])
-    if types.is_map(kind):
-        return pa.map_(kind.key_type, _coarse(kind.item_type))
-    if types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_coarse(kind.value_type)), kind.list_size)
-    if types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_coarse(kind.value_type)))
-    if types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_coarse(kind.value_type)))
-    return kind
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _coarse(kind.item_type))  # keys are what they are
+    return retyped(kind, _coarse)
