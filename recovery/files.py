@@ -18,7 +18,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -332,23 +332,13 @@ class LocalFiles:
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> int:
         """Publish a file: temporary name, fsync, move, fsync of the directory; the fsyncs only if `durable`."""
-        with storage(f"{self.root}/{name}"):
-            target = self._target(name)
-            draft = _draft(target)
-            length = 0
-            try:
-                with _new(draft) as handle:
-                    for chunk in chunks:
-                        length += handle.write(chunk)
-                    handle.flush()
-                    if durable:
-                        os.fsync(handle.fileno())
-                draft.replace(target)
-            except BaseException:
-                draft.unlink(missing_ok=True)
-                raise
+        length = 0
+        with self._draft(name, durable=durable) as draft, _new(draft) as handle:
+            for chunk in chunks:
+                length += handle.write(chunk)
+            handle.flush()
             if durable:
-                sync(target.parent)
+                os.fsync(handle.fileno())
         return length
 
     def read(self, name: str) -> bytes:
@@ -430,27 +420,30 @@ class LocalFiles:
 
     def put(self, source: Path, name: str, *, link: bool) -> int:
         """Link or copy a local file under a temporary name, then move it into place."""
-        with storage(f"{self.root}/{name}"):
-            target = self._target(name)
-            draft = _draft(target)
-            try:
-                copy_file(source, draft, link=link)
-                draft.replace(target)
-            finally:
-                # moving a link over another link of the same file leaves the draft: POSIX does nothing then
-                draft.unlink(missing_ok=True)
-            sync(target.parent)
-            return target.stat().st_size
+        with self._draft(name, durable=True) as draft:
+            copy_file(source, draft, link=link)
+            return draft.stat().st_size
 
     def get(self, name: str, target: Path, *, link: bool) -> None:
         """Link or copy a file to a local path."""
         copy_file(self.root / name, target, link=link)
 
-    def _target(self, name: str) -> Path:
+    @contextmanager
+    def _draft(self, name: str, *, durable: bool) -> Iterator[Path]:
+        """Give a temporary name for a file, and move what is there behind the block into place; see `write`."""
         target = self.root / name
-        if not target.parent.is_dir():
-            make_directory(target.parent)
-        return target
+        draft = target.with_name(f"{target.name}{TEMPORARY}{uuid.uuid4().hex}")
+        with storage(str(target)):
+            if not target.parent.is_dir():
+                make_directory(target.parent)
+            try:
+                yield draft
+                draft.replace(target)
+            finally:
+                # moving a link over another link of the same file leaves the draft: POSIX does nothing then
+                draft.unlink(missing_ok=True)
+            if durable:
+                sync(target.parent)
 
 
 class RemoteFiles:
@@ -641,10 +634,6 @@ def _bytes_of(source: Path) -> Iterator[bytes]:
 def _new(path: Path) -> BinaryIO:
     """Open a new file for writing that only this user may read."""
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
-
-
-def _draft(target: Path) -> Path:
-    return target.with_name(f"{target.name}{TEMPORARY}{uuid.uuid4().hex}")
 
 
 def _last(name: str) -> str:
