@@ -41,10 +41,8 @@ MODULES = (
     "backend.windows.merging.kind",
     "backend.windows.operator",
     "backend.process",
-    "backend.sinks.kafka.sink",
     "backend.sinks.parquet",
     "backend.sources.archive_reader",
-    "backend.sources.kafka_reader",
     "backend.spark.pack.pack_input",
     "backend.spark.processor",
     "backend.spark.shard_task",
@@ -52,8 +50,8 @@ MODULES = (
     "recovery.snapshots.uploads",
 )
 """What the first task of a worker would import, and what that imports."""
-EXTRAS = {"backend.sources.kafka_fetch": "confluent_kafka"}
-"""The same, where what it needs is installed."""
+OF_KAFKA = ("backend.sinks.kafka.sink", "backend.sources.kafka_fetch", "backend.sources.kafka_reader")
+"""The same, where Kafka's client is installed."""
 
 
 def preload() -> None:
@@ -63,7 +61,7 @@ def preload() -> None:
         RuntimeError: One of it runs a thread of its own by now: workers would be forked without it.
     """
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's port from its standard output
-        for name in (*MODULES, *(name for name, needs in EXTRAS.items() if importlib.util.find_spec(needs))):
+        for name in (*MODULES, *(OF_KAFKA if importlib.util.find_spec("confluent_kafka") else ())):
             importlib.import_module(name)
         from backend.allocation import reuse_memory
         from backend.sinks.tables import warm_up

@@ -41,7 +41,7 @@ from backend.errors import (
     UserCodeFailed,
 )
 from backend.kafka_client.loss import named_loss
-from backend.kafka_client.refusals import RIGHTS
+from backend.kafka_client.settings import RIGHTS
 from backend.spark.session.jvm import gateway
 from backend.texts import one_line
 

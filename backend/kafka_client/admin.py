@@ -11,18 +11,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import HistoryLost, RewindError, SourceUnavailable, SourceWentBack
-from backend.kafka_client.refusals import answer, hearing, missing, named
+import confluent_kafka.admin
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec
+
+from backend.errors import HistoryLost, RewindError, SourceUnavailable
+from backend.kafka_client.identity import TopicIdentity, compare
+from backend.kafka_client.refusals import MISSING, answer, hearing, named
 from backend.kafka_client.settling import SETTLE_S, while_it_settles
 
 if TYPE_CHECKING:
     from backend.kafka_client.settings import KafkaSettings
+    from backend.sources import OffsetRange, TopicPartition
 
 log = logging.getLogger("rewind.kafka")
-
-TopicPartition = tuple[str, int]
-OffsetRange = tuple[int, int]
-"""Half-open."""
 
 TIMEOUT_S = 30.0
 RECONNECT_MS = 500
@@ -31,19 +33,6 @@ OUTAGE_S = 120.0
 """How long a running query waits for a cluster that does not answer, as Spark's connector does."""
 NEW_TOPIC_S = 2.0
 """How long a topic that was just made may not be known to the broker that is asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicIdentity:
-    """Which topic it is, whatever its name.
-
-    Attributes:
-        id: Kafka's topic id (KIP-516); another one when a topic was deleted and made again.
-        partitions: How many it has.
-    """
-
-    id: str
-    partitions: int
 
 
 def identities(
@@ -81,8 +70,6 @@ def asked_identities(
     unknown_s: float | None = None,
 ) -> Callable[[], dict[str, TopicIdentity]]:
     """Ask for the identity of each topic without waiting; what is returned waits, and raises as `identities` does."""
-    from confluent_kafka import KafkaException
-
     timeout_s = timeout_s or TIMEOUT_S
     asked = []
     with suppress(KafkaException):  # what cannot be asked is asked, and said, where it is waited for
@@ -119,20 +106,16 @@ def is_there(admin: Any, topic: str, timeout_s: float, *, unknown_s: float = 0) 
         timeout_s: How long an answer may take.
         unknown_s: How long it may not be known to the broker that is asked, and be there all the same.
     """
-    from confluent_kafka import KafkaException
-
     try:
         while_it_settles(lambda: described(admin, [topic], timeout_s), unknown_s=unknown_s)
     except KafkaException as error:
-        if error.args[0].code() in missing():
+        if error.args[0].code() in MISSING:
             return False
         raise
     return True
 
 
 def _ask(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, Any]:
-    from confluent_kafka import TopicCollection
-
     asked: dict[str, Any] = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
     return asked
 
@@ -159,16 +142,12 @@ class End:
     leader_epoch: int | None
 
 
-Known = Mapping[str, TopicIdentity]
-"""Identities that topics must have."""
-
-
 def offsets(
     settings: KafkaSettings,
     topics: Sequence[str],
     *,
     committed_only: bool,
-    known: Known | None = None,
+    known: Mapping[str, TopicIdentity] | None = None,
     unknown_s: float | None = None,
 ) -> dict[TopicPartition, OffsetRange]:
     """Ask for the earliest offset and the one after the latest of every partition.
@@ -187,8 +166,6 @@ def offsets(
         AccessRefused: The cluster refuses the credentials or their rights.
         SourceWentBack: A topic is another one.
     """
-    from confluent_kafka.admin import OffsetSpec
-
     specs = (OffsetSpec.earliest(), OffsetSpec.latest())
     admin = admin_client(settings)
     first, end = _look(settings, topics, admin, specs, committed_only, TIMEOUT_S, known, unknown_s=unknown_s)
@@ -201,7 +178,7 @@ def ends(
     admin: Any,
     *,
     committed_only: bool,
-    known: Known | None = None,
+    known: Mapping[str, TopicIdentity] | None = None,
     expected: Iterable[TopicPartition] = (),
 ) -> dict[TopicPartition, End]:
     """Ask for the end of every partition; arguments and errors as for `offsets`.
@@ -209,8 +186,6 @@ def ends(
     For those who ask often: `admin` is a client to ask with (`admin_client`), and where the partitions are the
     `expected` ones both questions are asked at once. An outage of `OUTAGE_S` is waited for.
     """
-    from confluent_kafka.admin import OffsetSpec
-
     return _look(settings, topics, admin, (OffsetSpec.latest(),), committed_only, OUTAGE_S, known, expected)[0]
 
 
@@ -221,7 +196,7 @@ def _look(
     specs: Sequence[Any],
     committed_only: bool,
     timeout_s: float,
-    known: Known | None,
+    known: Mapping[str, TopicIdentity] | None,
     expected: Iterable[TopicPartition] = (),
     unknown_s: float | None = None,
 ) -> list[dict[TopicPartition, End]]:
@@ -230,21 +205,21 @@ def _look(
     The client asks the leaders that it knows, and learns of new ones by the first question only: both are asked again
     while it settles.
     """
-    from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
-
     level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
 
-    def ask(wanted: Sequence[tuple[str, int]]) -> list[Any]:
+    def ask(wanted: Sequence[TopicPartition]) -> list[Any]:
         return [
             admin.list_offsets(
-                {TopicPartition(*key): spec for key in wanted}, isolation_level=level, request_timeout=timeout_s
+                {confluent_kafka.TopicPartition(*key): spec for key in wanted},
+                isolation_level=level,
+                request_timeout=timeout_s,
             )
             for spec in specs
         ]
 
     likely = sorted(expected)
 
-    def looked() -> list[dict[tuple[str, int], End]]:
+    def looked() -> list[dict[TopicPartition, End]]:
         asked = ask(likely) if likely else []
         found = _identities(admin, _ask(admin, topics, timeout_s), timeout_s)
         compare(known or {}, found)
@@ -279,8 +254,6 @@ def check_replayable(settings: KafkaSettings, topics: Sequence[str], *, unknown_
         TopicMissing: A topic does not exist.
         AccessRefused: The cluster refuses the credentials or their rights.
     """
-    from confluent_kafka import KafkaException
-
     admin = admin_client(settings)
     for topic in sorted(topics):
         try:
@@ -302,40 +275,12 @@ def check_replayable(settings: KafkaSettings, topics: Sequence[str], *, unknown_
             )
 
 
-def compare(before: Mapping[str, TopicIdentity], now: Mapping[str, TopicIdentity]) -> list[str]:
-    """Compare identities, as of the checkpoint and now; give what there is to announce, one sentence each.
-
-    Raises:
-        SourceWentBack: A topic was deleted and made again: its offsets mean other messages.
-
-    >>> compare({"t": TopicIdentity("a", 1)}, {"t": TopicIdentity("a", 3)})
-    ['topic t has 3 partitions, it had 1: the new ones are read from their beginning']
-    """
-    notes: list[str] = []
-    for topic, was in before.items():
-        found = now.get(topic)
-        if found is None:
-            continue
-        if found.id != was.id or found.partitions < was.partitions:
-            raise SourceWentBack(
-                "a topic was deleted and made again",
-                where=topic,
-                why=f"its id is {found.id}, the checkpoint was made with {was.id}",
-                command="start anew with another checkpoint",
-            )
-        if found.partitions > was.partitions:
-            notes.append(
-                f"topic {topic} has {found.partitions} partitions, it had {was.partitions}: "
-                "the new ones are read from their beginning"
-            )
-    return notes
-
-
 def admin_client(settings: KafkaSettings) -> Any:
     """Give a client for questions about a cluster; for each micro-batch the same."""
-    from confluent_kafka.admin import AdminClient
-
-    return hearing(AdminClient, settings.for_client() | {"log_level": 0, "reconnect.backoff.max.ms": RECONNECT_MS})
+    return hearing(
+        confluent_kafka.admin.AdminClient,
+        settings.for_client() | {"log_level": 0, "reconnect.backoff.max.ms": RECONNECT_MS},
+    )
 
 
 def configuration(
@@ -350,8 +295,6 @@ def configuration(
         KafkaException: Not answered, or not allowed.
         TimeoutError: Not answered.
     """
-    from confluent_kafka.admin import ConfigResource
-
     timeout_s = timeout_s or TIMEOUT_S
 
     def asked() -> dict[str, str]:
@@ -371,9 +314,6 @@ def create_topic(
         KafkaException: Refused.
         TimeoutError: Not answered.
     """
-    from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import NewTopic
-
     new = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=dict(config))
     try:
         while_it_settles(lambda: answer(admin, admin.create_topics([new], request_timeout=timeout_s)[topic], timeout_s))
@@ -390,8 +330,6 @@ def _hex(uuid: Any) -> str:
 
 def may_not_ask(error: Exception) -> bool:
     """Return whether an answer says that this client has no right to ask, though it was let in."""
-    from confluent_kafka import KafkaError, KafkaException
-
     denied = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
     return isinstance(error, KafkaException) and error.args[0].code() in denied
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
+from confluent_kafka import KafkaError
+
 from backend.kafka_client.refusals import hearing
 
 if TYPE_CHECKING:
@@ -19,8 +22,6 @@ def consumer(settings: KafkaSettings, name: str, *, committed_only: bool, **more
         committed_only: Read what is committed only, to where the first open transaction begins.
         more: Of librdkafka's configuration, with `_` for `.`.
     """
-    from confluent_kafka import Consumer
-
     fixed = {
         "group.id": name,
         "enable.auto.commit": False,
@@ -31,7 +32,7 @@ def consumer(settings: KafkaSettings, name: str, *, committed_only: bool, **more
         "log_level": 0,
     }
     configuration = settings.for_client() | fixed | {key.replace("_", "."): value for key, value in more.items()}
-    return hearing(Consumer, configuration)
+    return hearing(confluent_kafka.Consumer, configuration)
 
 
 def next_messages(consumer: Any, at_most: int, wait_s: float) -> list[Any]:
@@ -43,8 +44,6 @@ def next_messages(consumer: Any, at_most: int, wait_s: float) -> list[Any]:
     Raises:
         KafkaException: The client is refused.
     """
-    from confluent_kafka import KafkaError
-
     first = consumer.poll(wait_s)
     if first is None:
         consumer.errors.check()

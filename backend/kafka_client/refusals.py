@@ -13,17 +13,28 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from confluent_kafka import KafkaError, KafkaException
+
 from backend.errors import AccessRefused, RewindError, TopicMissing
+from backend.kafka_client.settings import RIGHTS
 from backend.texts import one_line
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-RIGHTS = (
-    "check mechanism, user and password (KafkaSettings, or REWIND_KAFKA_* in the environment), and that the user has"
-    " the rights that docs/kafka.md names; then start the query again"
+REFUSALS = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
 )
-"""What helps who was refused."""
+"""Codes of refused credentials and rights."""
+MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+"""Codes of a topic that is not there."""
 REFUSED_S = 2.0
 _BROKE = "Local: Broker transport failure"
 """What librdkafka calls a refusal as well: the connection broke while it introduced itself."""
@@ -46,8 +57,6 @@ class ClientErrors:
 
     def __call__(self, error: Any) -> None:
         """Take note of an error."""
-        from confluent_kafka import KafkaError
-
         if error.code() == KafkaError._ALL_BROKERS_DOWN and self.last:
             return  # said behind what says why
         self.last = str(error.str())
@@ -76,8 +85,6 @@ class ClientErrors:
         Raises:
             KafkaException: There is.
         """
-        from confluent_kafka import KafkaException
-
         refusal = self.refusal()
         if refusal is not None:
             raise KafkaException(refusal)
@@ -93,8 +100,6 @@ def hearing(kind: type, configuration: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: It takes none of it: a file that is no certificate, a wrong password of a key.
     """
-    from confluent_kafka import KafkaError, KafkaException
-
     try:
         return _with_an_ear(kind)(configuration)
     except KafkaException as error:
@@ -162,8 +167,6 @@ def in_pieces(client: Any, ask: Callable[[float], T], timeout_s: float) -> T:
     Raises:
         KafkaException: The answer; or the client is refused.
     """
-    from confluent_kafka import KafkaError, KafkaException
-
     deadline = time.monotonic() + timeout_s
     piece_s = LOOK_S
     client.errors.begin()
@@ -204,18 +207,16 @@ def named(
         may_come: Whether a topic that is not there may be there later: the next start makes it, or it was only now
             that a broker did not know it.
     """
-    from confluent_kafka import KafkaException
-
     why = why or "no answer in time"
     code = error.args[0].code() if isinstance(error, KafkaException) else None
-    if code in refusals():
+    if code in REFUSALS:
         return AccessRefused(
             "the Kafka cluster refuses this client, or does not let it do what it must",
             where=where,
             why=why,
             command=RIGHTS,
         )
-    if not may_come and code in missing():
+    if not may_come and code in MISSING:
         return TopicMissing(
             "a topic is not there",
             where=where,
@@ -225,35 +226,8 @@ def named(
     return otherwise(what, where=where, why=why, command=command)
 
 
-@cache
-def refusals() -> frozenset[int]:
-    """Return the codes of refused credentials and rights."""
-    from confluent_kafka import KafkaError
-
-    return frozenset(
-        {
-            KafkaError._AUTHENTICATION,
-            KafkaError.SASL_AUTHENTICATION_FAILED,
-            KafkaError.UNSUPPORTED_SASL_MECHANISM,
-            KafkaError.TOPIC_AUTHORIZATION_FAILED,
-            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        }
-    )
-
-
-@cache
-def missing() -> frozenset[int]:
-    """Return the codes of a topic that is not there."""
-    from confluent_kafka import KafkaError
-
-    return frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
-
-
 def _explained(error: Any, errors: ClientErrors) -> Any:
     """Return a client's error with what it said beside it."""
-    from confluent_kafka import KafkaError, KafkaException
-
     about = error.args[0]
     if not errors.last:
         return KafkaException(about)

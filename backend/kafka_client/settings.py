@@ -13,6 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+RIGHTS = (
+    "check mechanism, user and password (KafkaSettings, or REWIND_KAFKA_* in the environment), and that the user has"
+    " the rights that docs/kafka.md names; then start the query again"
+)
+"""What helps who was refused."""
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 HIDDEN = "***"
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,/\[\]]+):[0-9]{1,5}")

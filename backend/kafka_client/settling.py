@@ -6,8 +6,27 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from backend.kafka_client.refusals import missing
+from confluent_kafka import KafkaError, KafkaException
 
+from backend.kafka_client.refusals import MISSING
+
+PASSING = MISSING | {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._NOENT,  # the client knows no leader of any partition that it is asked for
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError._TRANSPORT,
+    KafkaError._DESTROY_BROKER,  # the client let go of a broker that it asked
+    KafkaError._TIMED_OUT,
+    KafkaError._ALL_BROKERS_DOWN,
+}
+"""Codes of what may be otherwise in a moment."""
 SETTLE_S = 10.0
 RETRY_S = 0.1
 
@@ -31,24 +50,6 @@ def while_it_settles(ask: Callable[[], T], timeout_s: float | None = None, unkno
     Raises:
         KafkaException: Any other answer, or a passing one more than so many seconds after the first.
     """
-    from confluent_kafka import KafkaError, KafkaException
-
-    passing = missing() | {
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError._NOENT,  # the client knows no leader of any partition that it is asked for
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError._TRANSPORT,
-        KafkaError._DESTROY_BROKER,  # the client let go of a broker that it asked
-        KafkaError._TIMED_OUT,
-        KafkaError._ALL_BROKERS_DOWN,
-    }
     firsts: dict[bool, float] = {}
     timeout_s = SETTLE_S if timeout_s is None else timeout_s
     while True:
@@ -56,10 +57,10 @@ def while_it_settles(ask: Callable[[], T], timeout_s: float | None = None, unkno
             return ask()
         except KafkaException as error:
             code = error.args[0].code()
-            if code not in passing:
+            if code not in PASSING:
                 raise
             now = time.monotonic()
-            unknown = code in missing()
+            unknown = code in MISSING
             if not unknown:
                 firsts.pop(True, None)
             bound_s = unknown_s if unknown and unknown_s is not None else timeout_s

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
+from confluent_kafka import KafkaError, KafkaException
+
 IDEMPOTENT = MappingProxyType({"enable.idempotence": True, "max.in.flight.requests.per.connection": 1})
 """Each message once and in order (and with it `acks=all`): one request on its way to a broker, not five.
 
@@ -20,8 +22,6 @@ def is_fenced(error: Exception) -> bool:
 
     `produce` only says that the client cannot go on; a producer of ours is fenced long before anything else ends it.
     """
-    from confluent_kafka import KafkaError, KafkaException
-
     fenced = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError._FATAL)
     return isinstance(error, KafkaException) and error.args[0].code() in fenced
 
@@ -36,8 +36,6 @@ def cause_of(producer: Any, error: Any) -> Any:
         producer: In a transaction, or in one that failed.
         error: A client's error.
     """
-    from confluent_kafka import KafkaError, KafkaException
-
     if error.code() in (KafkaError._STATE, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
         try:
             producer.begin_transaction()

@@ -17,13 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import HistoryLost
-from backend.kafka_client.admin import TopicIdentity, check_replayable, identities, offsets
 from backend.kafka_client.loss import KEEP
 from backend.kafka_client.settings import KafkaSettings, check_topic
-from backend.kafka_client.settling import SETTLE_S
 from backend.sources import OffsetRange, TopicPartition, replay_tasks
 from backend.sources.formats import PLAIN_KEYS, RECORD, TYPED_KEYS, Parse, ValueFormat, parse_ddl, record_schema
-from backend.sources.kafka_watch import TopicWatch
 from backend.sources.spark_offsets import offset_json, positions_in
 
 if TYPE_CHECKING:
@@ -31,7 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from backend.kafka_client.identity import TopicIdentity
     from backend.sources.kafka_reader import KafkaStreamReader, Piece
+    from backend.sources.kafka_watch import TopicWatch
 
 READERS = ("client", "connector")
 ISOLATION = ("read_committed", "read_uncommitted")
@@ -89,6 +88,8 @@ class KafkaSource:
 
     def watch(self) -> TopicWatch:
         """Return what sees, between two micro-batches, that the topics are still the same; needs `pinned`."""
+        from backend.sources.kafka_watch import TopicWatch
+
         return TopicWatch(self.settings, self.topics, self.known)
 
     def stream(self, spark: SparkSession) -> DataFrame:
@@ -139,6 +140,8 @@ class KafkaSource:
     @property
     def _unknown_s(self) -> float | None:
         """How long a topic may not be known to the broker that is asked, where another than a new one's is meant."""
+        from backend.kafka_client.settling import SETTLE_S
+
         return SETTLE_S if self.known else None
 
     @property
@@ -229,6 +232,8 @@ class KafkaSource:
         TopicMissing: A topic does not exist.
         AccessRefused: The cluster refuses the credentials or their rights.
         """
+        from backend.kafka_client.admin import offsets
+
         return offsets(self.settings, self.topics, committed_only=self.isolation == "read_committed", known=self.known)
 
     def fields(self) -> StructType:
@@ -253,6 +258,8 @@ class KafkaSource:
         TopicMissing: A topic does not exist.
         AccessRefused: The cluster refuses the credentials or their rights.
         """
+        from backend.kafka_client.admin import identities
+
         return identities(self.settings, self.topics, unknown_s=self._unknown_s)
 
     def check_replayable(self) -> None:
@@ -264,6 +271,8 @@ class KafkaSource:
         TopicMissing: A topic does not exist.
         AccessRefused: The cluster refuses the credentials or their rights.
         """
+        from backend.kafka_client.admin import check_replayable
+
         check_replayable(self.settings, self.topics, unknown_s=self._unknown_s)
 
     def check_positions(self, positions: Mapping[TopicPartition, int]) -> None:

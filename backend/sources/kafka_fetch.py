@@ -28,7 +28,7 @@ from backend.chunks import repeated
 from backend.errors import HistoryLost, RewindError, SourceDamaged, SourceUnavailable, SourceWentBack
 from backend.kafka_client.loss import KEEP
 from backend.kafka_client.reader import next_messages
-from backend.kafka_client.refusals import hearing, hidden, missing, named, refusals
+from backend.kafka_client.refusals import MISSING, REFUSALS, hearing, hidden, named
 from backend.kafka_client.settling import SETTLE_S
 from backend.sources.formats import record_schema
 from backend.sources.kafka_watch import ANEW
@@ -210,7 +210,7 @@ class _Range:
                 why=f"offset {self.following} comes next: {error.str()}",
                 command=KEEP,
             )
-        if error.fatal() or code in refusals():
+        if error.fatal() or code in REFUSALS:
             raise self.refused(KafkaException(error))
         return -1 if code in _DAMAGE else 0
 
@@ -228,7 +228,7 @@ class _Range:
         if torn or not self._torn:  # what follows from a damage is no reason
             self._why = str(error.str()) or self._why
         self._torn |= torn
-        if error.code() in missing() and self._missing is None:  # the client says it once
+        if error.code() in MISSING and self._missing is None:  # the client says it once
             self._missing = time.monotonic(), error
 
     def check_silence(self, consumer: Any) -> None:
@@ -344,8 +344,8 @@ def _is_unknown(consumer: Any, topic: str) -> bool | None:
         answer = consumer.list_topics(topic, timeout=ASK_S).topics[topic].error
     except KafkaException as error:
         answer = error.args[0]
-        return True if answer.code() in missing() else None
-    return answer is not None and answer.code() in missing()
+        return True if answer.code() in MISSING else None
+    return answer is not None and answer.code() in MISSING
 
 
 def _bounds(consumer: Any, place: tuple[str, int]) -> tuple[int, int] | None:

@@ -22,7 +22,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from backend.boundary import PLANNING
 from backend.errors import SourceWentBack
-from backend.kafka_client.admin import TopicIdentity, admin_client, ends
+from backend.kafka_client.admin import admin_client, ends
+from backend.kafka_client.identity import TopicIdentity
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources import GATHERED_BYTES, GATHERED_ROWS, OffsetRange, TopicPartition
 from backend.sources.spark_offsets import offset_json, positions_in

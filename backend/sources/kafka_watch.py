@@ -16,13 +16,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
 from backend.errors import SourceUnavailable, SourceWentBack
-from backend.kafka_client.admin import TopicIdentity, admin_client, ends
+from backend.kafka_client.admin import admin_client, ends
 from backend.kafka_client.reader import consumer, next_messages
-from backend.kafka_client.refusals import named, refusals
+from backend.kafka_client.refusals import REFUSALS, named
 from backend.sources import TopicPartition
 
 if TYPE_CHECKING:
+    from backend.kafka_client.identity import TopicIdentity
     from backend.kafka_client.settings import KafkaSettings
 
 WAIT_S = 1.0
@@ -112,13 +116,11 @@ def check_end(settings: KafkaSettings, key: TopicPartition, position: int, leade
         SourceUnavailable: Nobody says.
         AccessRefused: The cluster refuses the credentials or their rights.
     """
-    from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
     # a position may be so old that brokers read it from remote storage: those before 3.8 take the wait for their limit
     more = {"auto_offset_reset": "error", "fetch_message_max_bytes": 1024, "fetch_wait_max_ms": 500}
     asking = consumer(settings, "rewind-reader", committed_only=True, **more)
     try:
-        asking.assign([TopicPartition(*key, position, leader_epoch=leader_epoch)])
+        asking.assign([confluent_kafka.TopicPartition(*key, position, leader_epoch=leader_epoch)])
         deadline = time.monotonic() + VALIDATED_S
         while time.monotonic() < deadline:
             message = next(iter(next_messages(asking, 1, WAIT_S)), None)
@@ -126,7 +128,7 @@ def check_end(settings: KafkaSettings, key: TopicPartition, position: int, leade
             if message is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
                 return
             if error is None or error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
-                if error is not None and (error.fatal() or error.code() in refusals()):
+                if error is not None and (error.fatal() or error.code() in REFUSALS):
                     raise KafkaException(error)
                 continue
             if "truncation" not in error.str():

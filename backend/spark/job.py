@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from backend.kafka_client.admin import TopicIdentity
+    from backend.kafka_client.identity import TopicIdentity
 
 Parser = Callable[[pa.RecordBatch], pa.RecordBatch]
 ROUTES = ("key", "partition")

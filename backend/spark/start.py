@@ -24,7 +24,7 @@ import pyarrow as pa
 from backend.batch import Operator, SourcePartition
 from backend.errors import UNDECODABLE, CheckpointInUse, ManifestMismatch, PointerDamaged, StorageFailed
 from backend.joins.operator import JoinOperator
-from backend.kafka_client.admin import TopicIdentity, compare
+from backend.kafka_client.identity import TopicIdentity, compare
 from backend.kafka_client.settings import KafkaSettings
 from backend.places import check_apart, check_usable
 from backend.sources import TopicPartition, remembers

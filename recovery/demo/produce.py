@@ -6,6 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from backend.errors import SourceUnavailable
 from backend.kafka_client.writer import IDEMPOTENT
@@ -22,9 +24,6 @@ def create_topic(settings: KafkaSettings, topic: str, partitions: int) -> bool:
 
     Kafka's retention goes by the records' own timestamps: flights of 2013 would be deleted within minutes.
     """
-    from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import AdminClient, NewTopic
-
     admin = AdminClient(settings.for_client())
     try:
         new = NewTopic(topic, partitions, 1, config={"retention.ms": "-1"})
@@ -53,8 +52,6 @@ def produce(settings: KafkaSettings, topic: str, rows: pa.Table, *, per_second: 
     Raises:
         SourceUnavailable: Not everything was acknowledged.
     """
-    from confluent_kafka import Producer
-
     config = {"linger.ms": 20, "compression.type": "lz4"}
     producer = Producer(settings.for_client() | IDEMPOTENT | config)
     failures: list[str] = []

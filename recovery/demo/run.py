@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from recovery.demo.chapters import DEFAULT_OFFSETS, Demo, Failed, Observed
-from recovery.demo.kafka import KafkaDemo
 from recovery.demo.proof import Comparison, Proof
 from recovery.inspect.screen import plain
 
@@ -88,6 +87,7 @@ def _demo(options: argparse.Namespace, console: Console, stack: ExitStack) -> De
     out = options.out.absolute()
     if not options.kafka:
         return Demo(out, console, days=options.days, offsets=options.offsets)
+    from recovery.demo.kafka import KafkaDemo
     from recovery.testing.broker import open_broker
 
     began = time.monotonic()

@@ -125,7 +125,7 @@ def job_of(pipeline: Pipeline, spark: SparkSession, location: str, manifest: Man
         ManifestMismatch: The job is not the one of this checkpoint.
         SourceWentBack: A topic was deleted and made again.
     """
-    from backend.kafka_client.admin import TopicIdentity
+    from backend.kafka_client.identity import TopicIdentity
     from backend.spark.job import describe
     from backend.spark.session.settings import SESSION
     from backend.spark.start import StartOptions, build_job, known_sources, topics_of

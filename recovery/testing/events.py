@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
 from backend.errors import BrokerUnavailable
 from backend.kafka_client.writer import IDEMPOTENT
 
@@ -69,8 +72,6 @@ class Topics:
             config: Topic settings with `_` for `.`: `message_timestamp_type="LogAppendTime"`. Unless told otherwise
                 the topic keeps everything: Kafka's retention goes by the records' timestamps, and tests have old ones.
         """
-        from confluent_kafka.admin import NewTopic
-
         topic = name or f"rewind-{uuid.uuid4().hex[:12]}"
         settings = {"retention.ms": "-1"} | {key.replace("_", "."): str(value) for key, value in config.items()}
         new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=settings)
@@ -85,8 +86,6 @@ class Topics:
 
     def grow(self, topic: str, partitions: int) -> None:
         """Raise a topic's number of partitions; returns when the broker knows them."""
-        from confluent_kafka.admin import NewPartitions
-
         self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(WAIT_S)
         self._settle(topic, partitions)
 
@@ -98,8 +97,6 @@ class Topics:
 
     def close(self) -> None:
         """Delete every topic made here that is left; a broker that is gone took them along."""
-        from confluent_kafka import KafkaError, KafkaException
-
         if self._names:
             silent = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
             for deleted in self._admin.delete_topics(self._names, request_timeout=WAIT_S).values():
@@ -129,8 +126,6 @@ class Topics:
             ValueError: `transaction` is none of these.
             BrokerUnavailable: Not everything was acknowledged within the bound.
         """
-        from confluent_kafka import Producer
-
         if transaction not in (None, "commit", "abort"):
             raise ValueError(f"transaction={transaction!r}: allowed are None, 'commit' and 'abort'")
 
@@ -192,6 +187,4 @@ class Topics:
     @cached_property
     def _admin(self) -> Any:
         """One client for all requests: those in flight end with their client."""
-        from confluent_kafka.admin import AdminClient
-
         return AdminClient(self._settings.for_client() | {"log_level": 0})

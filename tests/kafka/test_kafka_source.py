@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from backend.errors import HistoryLost, SourceWentBack, TopicMissing
-from backend.kafka_client.admin import compare
+from backend.kafka_client.identity import compare
 from backend.kafka_client.settling import while_it_settles
 from backend.sources.formats import COLUMNS
 from backend.sources.kafka import kafka

@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StructType
 
 from backend import count, fetch_refused, stream, tumbling
 from backend.errors import HistoryLost
-from backend.kafka_client.admin import TopicIdentity, compare
+from backend.kafka_client.identity import TopicIdentity, compare
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources.kafka import KafkaSource, kafka
 from backend.spark.job import Input
@@ -139,7 +139,7 @@ def test_of_a_compacted_topic_refused_messages_come_back_and_replays_do_not(monk
     def compacted(*_, **__):
         raise HistoryLost("a compacted topic cannot be read again as it was")
 
-    monkeypatch.setattr("backend.sources.kafka.check_replayable", compacted)
+    monkeypatch.setattr("backend.kafka_client.admin.check_replayable", compacted)
     monkeypatch.setattr(KafkaSource, "offsets", lambda self, spark=None: {("t", 0): (3, 10)})
     monkeypatch.setattr(KafkaSource, "fields", lambda self: StructType().add("at", LongType()))
     monkeypatch.setattr(KafkaSource, "parse", lambda self, timezone: iter)

@@ -27,6 +27,7 @@ from backend.errors import (
 )
 from backend.kafka_client import admin as asking
 from backend.kafka_client import refusals, settling
+from backend.kafka_client.identity import TopicIdentity
 from backend.kafka_client.settings import KafkaSettings
 from backend.sinks.kafka import commits
 from backend.sinks.kafka import topics as sink_topics
@@ -421,7 +422,7 @@ def test_a_deleted_topic_is_given_time_in_a_query_that_knew_it(
         cluster(KafkaError.UNKNOWN_TOPIC_OR_PART)
         asking.offsets(SETTINGS, ["t"], committed_only=False)
     cluster(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 3)
-    known = {"t": asking.TopicIdentity(f"{10:032x}", 1)}
+    known = {"t": TopicIdentity(f"{10:032x}", 1)}
     assert asking.offsets(SETTINGS, ["t"], committed_only=False, known=known) == {("t", 0): (5, 5)}
 
 
@@ -431,7 +432,7 @@ def test_a_topic_of_a_query_that_has_run_is_given_time_by_all_that_ask_for_it(
     """At a restart, where it is read again, and where it is the changelog's or a sink's: none takes it for missing."""
     monkeypatch.setattr(asking, "NEW_TOPIC_S", -1.0)
     monkeypatch.setattr("backend.sinks.kafka.commits.create_topic", None)
-    known = kafka("t", servers=SETTINGS, value="x long").pinned({"t": asking.TopicIdentity(f"{10:032x}", 1)})
+    known = kafka("t", servers=SETTINGS, value="x long").pinned({"t": TopicIdentity(f"{10:032x}", 1)})
     unknown = [KafkaError.UNKNOWN_TOPIC_OR_PART] * 3
     cluster(*unknown)
     assert known.identities()["t"].partitions == 1

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from backend import kafka_sink
 from backend.batch import ERROR_SCHEMA
 from backend.errors import SinkConflict, SinkUnavailable, SourceUnavailable, TopicMissing, UnknownFormat
-from backend.kafka_client.admin import TopicIdentity
+from backend.kafka_client.identity import TopicIdentity
 from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
 from backend.kafka_client.settling import SETTLE_S

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.daemon import MODULES
+from recovery.daemon import MODULES, OF_KAFKA
 
 pytestmark = pytest.mark.slow  # each starts a Python of its own
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,8 @@ def test_what_is_an_extra_may_be_missing() -> None:
 
 def test_spark_s_processes_on_the_driver_import_no_pandas() -> None:
     """They are new at every start of a query, look at sources and call `init`: pandas would double what they take."""
-    ours = [name for name in MODULES if name.startswith(("backend.", "recovery.")) and ".sinks." not in name]
+    both = (*MODULES, *OF_KAFKA)
+    ours = [name for name in both if name.startswith(("backend.", "recovery.")) and ".sinks." not in name]
     assert len(ours) > 8
     run = python(f"import sys, {', '.join(ours)}; print([name for name in sys.modules if name == 'pandas'])")
     assert (run.returncode, run.stdout) == (0, "[]\n"), run.stderr

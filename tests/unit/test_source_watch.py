@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from backend.errors import SourceUnavailable, SourceWentBack, UnknownFormat
-from backend.kafka_client.admin import End, TopicIdentity
+from backend.kafka_client.admin import End
+from backend.kafka_client.identity import TopicIdentity
 from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources import kafka_reader, kafka_watch

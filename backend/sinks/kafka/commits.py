@@ -19,11 +19,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from backend.errors import SinkUnavailable
 from backend.kafka_client.admin import admin_client, configuration, create_topic, is_there, offsets
 from backend.kafka_client.reader import consumer, next_messages
-from backend.kafka_client.refusals import refusals
+from backend.kafka_client.refusals import REFUSALS
 from backend.kafka_client.settling import SETTLE_S
 from backend.sinks.kafka.delivery import reaching
 from recovery.files import decode_struct
@@ -147,8 +148,6 @@ def read(settings: KafkaSettings, topic: str, start: int, *, committed_only: boo
     Raises:
         KafkaException: The client is refused, or cannot go on.
     """
-    from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
     reader = consumer(settings, "rewind-sink", committed_only=committed_only, auto_offset_reset="earliest")
     deadline = time.monotonic() + timeout_s
     try:
@@ -158,7 +157,7 @@ def read(settings: KafkaSettings, topic: str, start: int, *, committed_only: boo
                 failure = message.error()
                 if failure is None or failure.code() == KafkaError._PARTITION_EOF:
                     yield message
-                elif failure.fatal() or failure.code() in refusals():
+                elif failure.fatal() or failure.code() in REFUSALS:
                     raise KafkaException(failure)
     finally:
         reader.close()

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
 from backend.errors import RewindError, SinkUnavailable, SourceUnavailable
 from backend.kafka_client.refusals import hearing, named
 from backend.kafka_client.writer import IDEMPOTENT, cause_of
@@ -67,14 +70,12 @@ class Delivery:
     def __init__(
         self, settings: KafkaSettings, limits: Mapping[str, int], patience_s: float, more: Mapping[str, object]
     ) -> None:
-        from confluent_kafka import Producer
-
         self._patience_s, self._transactional = patience_s, "transactional.id" in more
         self._failure: Any = None
         self._sent = self._arrived = 0
         self._moved = time.monotonic()
         self.producer = hearing(
-            Producer,
+            confluent_kafka.Producer,
             settings.for_client()
             | producer_sizes(limits)
             | IDEMPOTENT
@@ -100,8 +101,6 @@ class Delivery:
         Raises:
             KafkaException: As for `finish`.
         """
-        from confluent_kafka import KafkaException
-
         while True:
             try:
                 self.producer.produce(topic, value, key, partition)
@@ -136,8 +135,6 @@ class Delivery:
             self._failure = error
 
     def _check(self) -> None:
-        from confluent_kafka import KafkaError, KafkaException
-
         arrived, now = self._sent - len(self.producer), time.monotonic()
         if arrived > self._arrived:
             self._arrived, self._moved = arrived, now
@@ -163,15 +160,11 @@ class Delivery:
 
 def was_purged(error: Any) -> bool:
     """Return whether an error only says that a message was thrown away, not why."""
-    from confluent_kafka import KafkaError
-
     return error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
 
 def may_be_too_large(error: Any) -> bool:
     """Return whether a topic may take less than it did: it refused a message, or nobody says why one was not sent."""
-    from confluent_kafka import KafkaError
-
     return error.code() == KafkaError.MSG_SIZE_TOO_LARGE or was_purged(error)
 
 
@@ -194,8 +187,6 @@ def unavailable(settings: KafkaSettings, where: str, error: Exception, *, may_co
 @contextmanager
 def reaching(settings: KafkaSettings, where: str) -> Iterator[None]:
     """Name what a client raises in here, or who asks it for us, as `unavailable` does."""
-    from confluent_kafka import KafkaException
-
     try:
         yield
     except (KafkaException, SourceUnavailable, TimeoutError) as error:

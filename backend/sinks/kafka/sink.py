@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+from confluent_kafka import KafkaException
 
 from backend.boundary import crossing
 from backend.kafka_client.admin import NEW_TOPIC_S
@@ -273,8 +274,6 @@ def produce_frames(batches: Iterator[pa.RecordBatch], *, to: Publication, versio
 
 def _produce(encoded: Encoded, to: Publication, *, again: bool = True) -> None:
     """Produce messages, and note in the reports which were cut. Once more where a topic takes less than it did."""
-    from confluent_kafka import KafkaException
-
     delivery = None
     try:
         delivery = Delivery(to.settings, to.limits, to.patience_s, {"message.timeout.ms": 0})  # they never expire

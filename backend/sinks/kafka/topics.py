@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import KafkaError, KafkaException
+
 from backend.errors import AccessRefused, ManifestMismatch, RewindError, SourceUnavailable, TopicMissing
 from backend.kafka_client.admin import admin_client, configuration, described, identities, may_not_ask, offsets
 from backend.kafka_client.settling import SETTLE_S, while_it_settles
@@ -44,8 +46,6 @@ def look(
         AccessRefused: The cluster refuses the credentials or their rights.
         ValueError: A topic takes less than a row needs.
     """
-    from confluent_kafka import KafkaError, KafkaException
-
     client, timeout_s = admin_client(settings), TIMEOUT_S
 
     def led() -> None:
@@ -78,8 +78,6 @@ def failure(settings: KafkaSettings, topics: Sequence[str], where: str, error: E
 
 
 def _limit(settings: KafkaSettings, client: Any, topic: str, timeout_s: float) -> int:
-    from confluent_kafka import KafkaException
-
     try:
         limit = int(configuration(client, topic, timeout_s=timeout_s)["max.message.bytes"])
     except (KafkaException, TimeoutError) as error:

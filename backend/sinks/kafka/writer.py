@@ -31,6 +31,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from confluent_kafka import KafkaError, KafkaException
 
 from backend.errors import (
     AccessRefused,
@@ -40,7 +41,8 @@ from backend.errors import (
     SinkUnavailable,
     TopicMissing,
 )
-from backend.kafka_client.admin import TopicIdentity, admin_client, asked_identities
+from backend.kafka_client.admin import admin_client, asked_identities
+from backend.kafka_client.identity import TopicIdentity
 from backend.kafka_client.refusals import in_pieces
 from backend.kafka_client.settling import SETTLE_S, while_it_settles
 from backend.kafka_client.writer import is_fenced
@@ -175,8 +177,6 @@ class TransactionalWriter:
 
     def _write(self, record: Published | None, messages: Sequence[Message]) -> None:
         """Write a record and its messages in one transaction; None: the claim of a start, whoever was there before."""
-        from confluent_kafka import KafkaException
-
         deadline = time.monotonic() + self.to.patience_s
         what = f"micro-batch {record.version}" if record else "claim"
         tries, fenced, pause_s, began = 0, 0, min(RETRY_S, self.to.patience_s / TRIES), time.monotonic()
@@ -297,8 +297,6 @@ class TransactionalWriter:
 
     def _end_transaction(self) -> None:
         """Abort what is open, so that no reader waits for it; where that fails, the broker does it after a while."""
-        from confluent_kafka import KafkaException
-
         assert self._delivery is not None
         with suppress(KafkaException):
             self._delivery.producer.abort_transaction(TIMEOUT_S)
@@ -385,8 +383,6 @@ class TransactionalWriter:
 
 def _is_outage(error: Exception) -> bool:
     """Return whether waiting may help: no answer, or one that Kafka calls retriable."""
-    from confluent_kafka import KafkaError
-
     if isinstance(error, SinkUnavailable):
         return True
     about = error.args[0]

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
 from backend.errors import ChangelogDamaged, ChangelogUnavailable, RewindError, UnknownFormat
 from backend.kafka_client.admin import admin_client
 from backend.kafka_client.refusals import answer
@@ -277,8 +279,6 @@ class KafkaChangelog:
     # -------------------------------------------------------------------------------------------------------- inside
 
     def _delete_below(self, shard: int, offset: int) -> None:
-        from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
         client = admin_client(self._settings)
         edge = TopicPartition(self._topic, shard, offset)
 

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
 from backend.errors import ChangelogDamaged, ChangelogUnavailable
 from backend.kafka_client.reader import consumer, next_messages
-from backend.kafka_client.refusals import in_pieces, refusals
+from backend.kafka_client.refusals import REFUSALS, in_pieces
 from backend.kafka_client.settling import while_it_settles
 from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
 
@@ -56,7 +58,6 @@ class PartitionReader:
         Raises:
             ChangelogUnavailable: No answer, or there is no such partition.
         """
-        from confluent_kafka import KafkaException, TopicPartition
 
         def ask(timeout_s: float) -> Any:
             place = TopicPartition(self._topic, shard)
@@ -81,8 +82,6 @@ class PartitionReader:
             ChangelogUnavailable: Nothing came for a minute, or the client gave up.
             ChangelogDamaged: Nothing came for a minute but that a batch does not match its checksum.
         """
-        from confluent_kafka import KafkaException, TopicPartition
-
         if start >= end:
             return
         try:
@@ -98,8 +97,6 @@ class PartitionReader:
         self._consumer.close()
 
     def _read(self, shard: int, following: int, end: int, take: Take) -> None:
-        from confluent_kafka import KafkaError, TopicPartition
-
         stalled, why, torn = time.monotonic() + STALLED_S, "", False
         while True:
             good = lost = False
@@ -142,9 +139,7 @@ class PartitionReader:
             why: What was said since the last message.
             torn: Whether that was damage: the client may take bytes of such a batch for its next offset.
         """
-        from confluent_kafka import KafkaError, KafkaException
-
         lost = error.code() == KafkaError._AUTO_OFFSET_RESET and not torn
-        if error.fatal() or lost or error.code() in refusals():
+        if error.fatal() or lost or error.code() in REFUSALS:
             raise KafkaException(error)
         return (why, True) if torn else (error.str(), error.code() == KafkaError._BAD_MSG)

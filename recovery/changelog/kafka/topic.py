@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
+from confluent_kafka import KafkaException
+
 from backend.errors import ChangelogUnavailable, RewindError
 from backend.kafka_client import admin
-from backend.kafka_client.refusals import missing, named
+from backend.kafka_client.refusals import MISSING, named
 from backend.kafka_client.settling import while_it_settles
 from backend.kafka_client.writer import IDEMPOTENT
 from recovery.changelog.chunks import CHUNK_BYTES, claim_key
@@ -36,8 +39,6 @@ def create_topic(settings: KafkaSettings, topic: str, shards: int) -> None:
     Raises:
         ChangelogUnavailable: The cluster does not answer or refuses.
     """
-    from confluent_kafka import KafkaException
-
     client = admin.admin_client(settings)
     try:
         admin.create_topic(client, topic, shards, REQUIRED, timeout_s=TIMEOUT_S)
@@ -58,14 +59,12 @@ def partitions_of(settings: KafkaSettings, topic: str, shards: int, *, unknown_s
         ValueError: The topic is there with other settings, or with fewer partitions.
         ChangelogUnavailable: The cluster does not answer or refuses.
     """
-    from confluent_kafka import KafkaException
-
     client = admin.admin_client(settings)
     try:
         about = while_it_settles(lambda: admin.described(client, [topic], TIMEOUT_S)[topic], unknown_s=unknown_s)
         config = admin.configuration(client, topic, timeout_s=TIMEOUT_S)
     except (KafkaException, TimeoutError) as error:
-        if isinstance(error, KafkaException) and error.args[0].code() in missing():
+        if isinstance(error, KafkaException) and error.args[0].code() in MISSING:
             return None
         raise unavailable(settings, topic, error) from None
     wrong = {name: config[name] for name, wanted in REQUIRED.items() if config[name] != wanted}
@@ -90,11 +89,9 @@ def claim_topic(settings: KafkaSettings, topic: str, owner: str) -> None:
     Raises:
         ChangelogUnavailable: It was not acknowledged.
     """
-    from confluent_kafka import KafkaException, Producer
-
     failures: list[Any] = []
     config = {"delivery.timeout.ms": int(TIMEOUT_S * 1000), "log_level": 0}
-    producer = Producer(settings.for_client() | IDEMPOTENT | config)
+    producer = confluent_kafka.Producer(settings.for_client() | IDEMPOTENT | config)
     producer.produce(topic, b"", claim_key(owner), 0, on_delivery=lambda error, _: failures.append(error))
     left = producer.flush(TIMEOUT_S)
     failed = [error for error in failures if error is not None]

@@ -14,6 +14,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
 from backend.kafka_client.refusals import hearing, in_pieces
 from backend.kafka_client.settling import while_it_settles
 from backend.kafka_client.writer import IDEMPOTENT, cause_of, is_fenced
@@ -125,8 +128,6 @@ class PartitionWriter:
             _Fenced: Another producer of this name was opened since, or the client cannot go on; nothing was appended.
             ChangelogUnavailable: Anything else; the producer must not be used again.
         """
-        from confluent_kafka import KafkaError, KafkaException
-
         firsts: list[int | None] = []
         failures: list[Any] = []
 
@@ -169,8 +170,6 @@ class PartitionWriter:
         producer.poll(0)
 
     def _open_producer(self, name: str) -> Any:
-        from confluent_kafka import KafkaException, Producer
-
         config = (
             self._settings.for_client()
             | IDEMPOTENT
@@ -185,7 +184,7 @@ class PartitionWriter:
                 "log_level": 0,
             }
         )
-        producer = hearing(Producer, config)
+        producer = hearing(confluent_kafka.Producer, config)
         try:
             # waits for a connection: without one, the client asks for its coordinator again half a second later.
             # The first answer may come from the bootstrap address, while the broker by its name is not connected yet.
@@ -209,7 +208,5 @@ class _Fenced(Exception):
 
 def _abort(producer: Any) -> None:
     """Abort what is open; where that fails too, the broker does it when the name is opened again, or after a while."""
-    from confluent_kafka import KafkaException
-
     with suppress(KafkaException):
         producer.abort_transaction(TIMEOUT_S)
