@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from backend.chunks import contains, is_coded, plain, rebuilt, repeated
 from backend.errors import SourceInvalid
 from backend.sources.archive_footer import REQUIRED, readable
-from backend.sources.archive_index import Archive, Gap, check_rows, covered, gap_error
+from backend.sources.archive_index import Archive, Gap, check_absent, check_rows
 from backend.sources.formats import MALFORMED
 from backend.texts import one_line
 
@@ -72,16 +72,10 @@ def read_range(uri: str, wanted: Piece, schema: pa.Schema) -> Iterator[pa.Record
         with readable(where), filesystem.open(where, "rb") as handle:
             parquet = pq.ParquetFile(handle, page_checksum_verification=True)
             groups = _row_groups(parquet, start, end)
-            columns = _columns(schema, parquet.schema_arrow)
-            left_out = 0
-            if _is_all(parquet, groups, "topic", topic):
-                columns.remove("topic")
-                left_out = len(topic.encode())
-            if _is_all(parquet, groups, "partition", partition):
-                columns.remove("partition")
-            if _is_null(parquet, groups, "key"):
-                columns.remove("key")
-            rows_at_once = batch_rows(parquet, groups, columns, left_out)
+            likely = {"topic": topic, "partition": partition, "key": None}
+            known = [path for path, value in likely.items() if _is_all(parquet, groups, path, value)]
+            columns = [path for path in _columns(schema, parquet.schema_arrow) if path not in known]
+            rows_at_once = batch_rows(parquet, groups, columns, len(topic.encode()) if "topic" in known else 0)
             coded = _coded(parquet, groups, schema) if rows_at_once >= CODED_ROWS else []
             own = schema if coded else pa.schema([field.with_type(plain(field.type)) for field in schema])
             if coded:
@@ -93,12 +87,9 @@ def read_range(uri: str, wanted: Piece, schema: pa.Schema) -> Iterator[pa.Record
                 expected = check_rows(rows.column("offset"), expected, gaps, piece.path, topic, partition)
                 if rows.num_rows:
                     yield cast(rows, own, where)
-        stop = min(end, piece.last + 1)
-        if covered(gaps, expected, stop) != max(0, stop - expected):
-            raise gap_error(piece.path, topic, partition, expected, stop)
-    if covered(gaps, expected, end) != end - expected:
-        where = wanted.slices[-1].path if wanted.slices else uri
-        raise gap_error(where, topic, partition, expected, end)
+        check_absent(gaps, expected, min(end, piece.last + 1), piece.path, topic, partition)
+    last = wanted.slices[-1].path if wanted.slices else uri
+    check_absent(gaps, expected, end, last, topic, partition)
 
 
 def _coded(parquet: pq.ParquetFile, groups: Sequence[int], schema: pa.Schema) -> list[str]:
@@ -170,24 +161,20 @@ def _is_all(parquet: pq.ParquetFile, groups: Sequence[int], path: str, value: ob
     """Return whether the statistics say that a column has one value in every row of row groups: it need not be read.
 
     A minimum and a maximum that are cut are never the same.
+
+    Args:
+        parquet: The file.
+        groups: Row groups.
+        path: Of the column.
+        value: None where every row is to be null.
     """
-    found = [one.statistics for one in _chunks(parquet, groups, path)]
-    return all(
-        one is not None
-        and one.has_min_max
-        and one.has_null_count
-        and not one.null_count
-        and one.min == one.max == value
-        for one in found
-    )
-
-
-def _is_null(parquet: pq.ParquetFile, groups: Sequence[int], path: str) -> bool:
-    """Return whether the statistics say that a column is null in every row of row groups: then it need not be read."""
-    return all(
-        one.statistics is not None and one.statistics.has_null_count and one.statistics.null_count == one.num_values
-        for one in _chunks(parquet, groups, path)
-    )
+    for chunk in _chunks(parquet, groups, path):
+        found = chunk.statistics
+        if found is None or not found.has_null_count or found.null_count != (chunk.num_values if value is None else 0):
+            return False
+        if value is not None and not (found.has_min_max and found.min == found.max == value):
+            return False
+    return True
 
 
 def batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str], more: int) -> int:

@@ -346,8 +346,7 @@ def check(entries: Iterable[FileEntry], gaps: Sequence[Gap]) -> dict[TopicPartit
         for before, after in pairwise(pieces):
             if after.first <= before.last:
                 raise stepped_back(f"{after.path} (after {before.path})", topic, partition, before.last, after.first)
-            if covered(holes, before.last + 1, after.first) != after.first - before.last - 1:
-                raise gap_error(after.path, topic, partition, before.last + 1, after.first)
+            check_absent(holes, before.last + 1, after.first, after.path, topic, partition)
         for piece in pieces:
             expected = piece.last + 1 - piece.first - covered(holes, piece.first, piece.last + 1)
             if piece.count != expected:
@@ -374,14 +373,19 @@ def covered(gaps: Sequence[OffsetRange], start: int, end: int) -> int:
     return total
 
 
-def gap_error(path: str, topic: str, partition: int, start: int, end: int) -> SourceGap:
-    """Make the error for offsets `[start, end)` that should come before (or in) a file and do not."""
-    return SourceGap(
-        "offsets are missing in the archive",
-        where=f"{path}, {topic}-{partition}",
-        why=f"offsets {start} to {end - 1} are in no file and in no declared gap",
-        command=f"put the missing file back, or declare the gap in {INDEX_NAME}",
-    )
+def check_absent(gaps: Sequence[OffsetRange], start: int, end: int, path: str, topic: str, partition: int) -> None:
+    """Check that all offsets of `[start, end)`, which should come before (or in) a file and do not, lie in gaps.
+
+    Raises:
+        SourceGap: One is in no gap.
+    """
+    if start < end and covered(gaps, start, end) != end - start:
+        raise SourceGap(
+            "offsets are missing in the archive",
+            where=f"{path}, {topic}-{partition}",
+            why=f"offsets {start} to {end - 1} are in no file and in no declared gap",
+            command=f"put the missing file back, or declare the gap in {INDEX_NAME}",
+        )
 
 
 def _merged(ranges: list[OffsetRange]) -> list[OffsetRange]:
@@ -410,8 +414,7 @@ def check_rows(
         low, high = int(values[at - 1]) + 1 if at else expected, int(values[at])
         if high < low:
             raise stepped_back(path, topic, partition, low - 1, high)
-        if covered(gaps, low, high) != high - low:
-            raise gap_error(path, topic, partition, low, high)
+        check_absent(gaps, low, high, path, topic, partition)
     return int(values[-1]) + 1
 
 

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from backend.errors import HistoryLost, SourceWentBack, unknown_format
 from backend.sources import OffsetRange, TopicPartition
 from backend.sources.archive_files import read_range
-from backend.sources.archive_index import PartitionIndex, Slice, gap_error
+from backend.sources.archive_index import PartitionIndex, Slice, check_absent
 from backend.sources.archive_seen import Memory, check_seen
 from backend.sources.formats import ValueFormat, record_schema
 from backend.sources.results_files import read_results
@@ -117,8 +117,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 why=f"needed are {start} to {end - 1}, there is {have}",
                 command="put the files back",
             )
-        if end > index.range[1]:
-            raise gap_error(self._path, topic, partition, index.range[1], end)
+        check_absent((), index.range[1], end, self._path, topic, partition)
         results, pieces = self._source.results, list[Piece]()
         while (low := index.next_present(start)) < end:  # a gap needs no task, however wide it is
             start = min(low + self._source.max_offsets_per_task, end)

@@ -177,6 +177,7 @@ def test_a_gap_needs_no_task_however_wide_it_is() -> None:
     index = PartitionIndex((Slice("a", 0, 99, 100), Slice("b", far, far + 99, 100)), ((100, far),))
     reader, key = ArchiveStreamReader.__new__(ArchiveStreamReader), ("t", 0)
     reader._source = SimpleNamespace(max_offsets_per_task=60, results=False)  # type: ignore[assignment]
+    reader._path = "a"
     planned = [(piece.start, piece.end) for piece in reader.plan({key: index}, key, 0, far + 100)]
     assert planned == [(0, 60), (60, 120), (far, far + 60), (far + 60, far + 100)]
     assert reader.plan({key: index}, key, 100, far) == []
