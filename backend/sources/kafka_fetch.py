@@ -156,6 +156,11 @@ class _Range:
         """Return where to go on."""
         return TopicPartition(*self._place, self.following)
 
+    def end_silence(self) -> None:
+        """Begin anew: messages came."""
+        self.silent_since, self._torn = time.monotonic(), False
+        self._missing: tuple[float, Any] | None = None
+
     def take(self, messages: list[Any]) -> tuple[pa.RecordBatch, list[Any]]:
         """Return the records of messages, and what came instead of some."""
         topic, partition = self._place
@@ -172,26 +177,24 @@ class _Range:
         return records, failed
 
     def judge(self, consumer: Any, failed: list[Any]) -> None:
-        """Judge what came instead of messages; raises as `_judged` does."""
+        """Judge what came instead of messages: the end of the partition, or errors; raises as `_has_lost_place`."""
         for message in failed:
-            seen = self._judged(consumer, message)
-            self.following, self.lost = max(self.following, seen), self.lost or seen < 0
-            self._hear(message.error())
+            error = message.error()
+            if error.code() == KafkaError._PARTITION_EOF:
+                self.following, self._missing = max(self.following, message.offset()), None
+            else:
+                self.lost |= self._has_lost_place(consumer, error)
+                self._hear(error)
 
-    def _judged(self, consumer: Any, message: Any) -> int:
-        """Judge what came instead of a message; return the offset that it speaks of, 0 for none.
-
-        It is -1 where the client has lost its place: behind a damaged batch, or where it asked for another offset.
+    def _has_lost_place(self, consumer: Any, error: Any) -> bool:
+        """Return whether the client has lost its place: behind a damaged batch, or where it asked for another offset.
 
         Raises:
             HistoryLost: The offsets are gone.
             SourceWentBack: The partition ends before them.
             AccessRefused, SourceUnavailable: It will not pass.
         """
-        error = message.error()
         code = error.code()
-        if code == KafkaError._PARTITION_EOF:
-            return int(message.offset())
         if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             bounds = _bounds(consumer, self._place)
             if "truncation" in error.str() or (bounds is not None and bounds[1] < self.following):
@@ -203,7 +206,7 @@ class _Range:
                     command=ANEW,
                 )
             if bounds is None or self.following >= bounds[0]:
-                return -1
+                return True
             raise HistoryLost(
                 "the topic does not hold offsets that are needed",
                 where=self.where,
@@ -212,19 +215,11 @@ class _Range:
             )
         if error.fatal() or code in REFUSALS:
             raise self.refused(KafkaException(error))
-        return -1 if code in _DAMAGE else 0
-
-    def end_silence(self) -> None:
-        """Begin anew: messages came."""
-        self.silent_since, self._torn = time.monotonic(), False
-        self._missing: tuple[float, Any] | None = None
+        return code in _DAMAGE
 
     def _hear(self, error: Any) -> None:
-        """Take note of what came instead of a message and may pass; the end of the partition, too."""
+        """Take note of an error that may pass."""
         torn = error.code() in _DAMAGE
-        if error.code() == KafkaError._PARTITION_EOF:
-            self._missing = None
-            return
         if torn or not self._torn:  # what follows from a damage is no reason
             self._why = str(error.str()) or self._why
         self._torn |= torn
