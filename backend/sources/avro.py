@@ -10,12 +10,11 @@ import io
 import json
 import struct
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import fastavro
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, _parse_datatype_string
 
 _PRIMITIVES = {
     "boolean": "boolean",
@@ -44,9 +43,6 @@ def fields_of(schema: str) -> StructType:
     Raises:
         ValueError: It is not a record, or has a type without a counterpart (a union of several types, a decimal).
     """
-    import fastavro
-    from pyspark.sql.types import StructType
-
     try:
         parsed = json.loads(schema)
     except json.JSONDecodeError as error:
@@ -66,8 +62,6 @@ def fields_of(schema: str) -> StructType:
 
 def _type(schema: Any, named: dict[str, DataType], space: str) -> DataType:
     """Give Spark's type; `named` has the types so far by full name, `space` is the namespace that names are in."""
-    from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType, _parse_datatype_string
-
     if isinstance(schema, list):  # a union: only "null or one type" has a counterpart
         others = [branch for branch in schema if branch not in ("null", {"type": "null"})]
         if len(others) != 1:
@@ -129,8 +123,6 @@ def _by_index(schema: Any) -> Any:
 @cache
 def _reads_by_index() -> bool:
     """Return whether the installed fastavro takes such schemas: nothing promises that it will."""
-    import fastavro
-
     schema = {"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "string"]}]}
     try:
         found = fastavro.schemaless_reader(io.BytesIO(b"\x02\x02x"), _by_index(fastavro.parse_schema(schema)), None)
@@ -153,8 +145,6 @@ class AvroDecoder:
 
     def __call__(self, values: pa.Array) -> pa.Array:
         """Give a struct per value, null where the bytes are not exactly one record of the schema."""
-        import fastavro
-
         parsed = fastavro.parse_schema(json.loads(self._schema))
         schema = _by_index(parsed) if _reads_by_index() else parsed
         records: list[Any] = []

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.boundary import check_function, user_code
-from backend.sources.avro import AvroDecoder, fields_of
 from backend.sources.json_columns import JsonColumns
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ class ValueFormat:
         from pyspark.sql.types import StructField, StructType
 
         if self.name == "avro":
+            from backend.sources.avro import fields_of
+
             return fields_of(self.schema)
         parsed = parse_ddl(RAW_SCHEMA if self.name == "raw" else self.schema, f"value={self.schema!r}")
         if not isinstance(parsed, StructType) or not parsed.fields:
@@ -124,6 +125,8 @@ class ValueFormat:
         if self.name == "json":
             return JsonColumns(pa.schema(list(arrow_type)), timezone)
         if self.name == "avro":
+            from backend.sources.avro import AvroDecoder
+
             return AvroDecoder(self.schema, arrow_type)
         return None if self.function is None else _Checked(self.function, arrow_type)
 
