@@ -307,8 +307,8 @@ def configuration(
 
 def create_topic(
     admin: Any, topic: str, partitions: int, config: Mapping[str, str], *, replication: int = -1, timeout_s: float
-) -> None:
-    """Create a topic where there is none; one that is there stays as it is.
+) -> bool:
+    """Create a topic where there is none; one that is there stays as it is. Return whether there was none.
 
     Raises:
         KafkaException: Refused.
@@ -320,6 +320,8 @@ def create_topic(
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
+        return False
+    return True
 
 
 def _hex(uuid: Any) -> str:

@@ -6,8 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Producer
 
 from backend.errors import SourceUnavailable
 from backend.kafka_client.writer import IDEMPOTENT
@@ -17,22 +16,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60.0
 _CHUNK_ROWS = 10_000
-
-
-def create_topic(settings: KafkaSettings, topic: str, partitions: int) -> bool:
-    """Create a topic that keeps everything; False when it is there already.
-
-    Kafka's retention goes by the records' own timestamps: flights of 2013 would be deleted within minutes.
-    """
-    admin = AdminClient(settings.for_client())
-    try:
-        new = NewTopic(topic, partitions, 1, config={"retention.ms": "-1"})
-        admin.create_topics([new])[topic].result(TIMEOUT_S)
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-            return False
-        raise
-    return True
 
 
 def in_order(rows: pa.Table) -> pa.Table:
