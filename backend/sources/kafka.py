@@ -108,8 +108,8 @@ class KafkaSource:
         Raises:
             HistoryLost: A range reaches outside of what the topics hold, or a topic is compacted.
             SourceUnavailable: The cluster does not answer.
-        TopicMissing: A topic does not exist.
-        AccessRefused: The cluster refuses the credentials or their rights.
+            TopicMissing: A topic does not exist.
+            AccessRefused: The cluster refuses the credentials or their rights.
         """
         wanted = self._available(ranges)
         self.check_replayable()
@@ -172,8 +172,8 @@ class KafkaSource:
         Raises:
             ValueError: `starting` leaves a source partition out, or names an offset that a topic does not have.
             SourceUnavailable: The cluster does not answer.
-        TopicMissing: A topic does not exist.
-        AccessRefused: The cluster refuses the credentials or their rights.
+            TopicMissing: A topic does not exist.
+            AccessRefused: The cluster refuses the credentials or their rights.
         """
         here = self.offsets()
         if self.starting in ("earliest", "latest"):
@@ -229,8 +229,8 @@ class KafkaSource:
 
         Raises:
             SourceUnavailable: The cluster does not answer.
-        TopicMissing: A topic does not exist.
-        AccessRefused: The cluster refuses the credentials or their rights.
+            TopicMissing: A topic does not exist.
+            AccessRefused: The cluster refuses the credentials or their rights.
         """
         from backend.kafka_client.admin import offsets
 
@@ -255,8 +255,8 @@ class KafkaSource:
 
         Raises:
             SourceUnavailable: The cluster does not answer.
-        TopicMissing: A topic does not exist.
-        AccessRefused: The cluster refuses the credentials or their rights.
+            TopicMissing: A topic does not exist.
+            AccessRefused: The cluster refuses the credentials or their rights.
         """
         from backend.kafka_client.admin import identities
 
@@ -268,8 +268,8 @@ class KafkaSource:
         Raises:
             HistoryLost: A topic is compacted.
             SourceUnavailable: The cluster does not answer.
-        TopicMissing: A topic does not exist.
-        AccessRefused: The cluster refuses the credentials or their rights.
+            TopicMissing: A topic does not exist.
+            AccessRefused: The cluster refuses the credentials or their rights.
         """
         from backend.kafka_client.admin import check_replayable
 
@@ -284,8 +284,8 @@ class KafkaSource:
         Raises:
             HistoryLost: An offset that comes next is gone.
             SourceUnavailable: The cluster does not answer.
-        TopicMissing: A topic does not exist.
-        AccessRefused: The cluster refuses the credentials or their rights.
+            TopicMissing: A topic does not exist.
+            AccessRefused: The cluster refuses the credentials or their rights.
         """
         here = self.offsets()
         for (topic, partition), following in sorted(positions.items()):

@@ -68,8 +68,8 @@ class TopicWatch:
         Raises:
             SourceWentBack: A topic is another one, or a partition has lost what was committed.
             SourceUnavailable: The cluster does not answer.
-        TopicMissing: A topic does not exist.
-        AccessRefused: The cluster refuses the credentials or their rights.
+            TopicMissing: A topic does not exist.
+            AccessRefused: The cluster refuses the credentials or their rights.
         """
         self._admin = self._admin or admin_client(self._settings)
         found = ends(
