@@ -117,6 +117,7 @@ class Archive:
         topics: What is wrong with others, beside them, is not looked at; empty is all.
 
     Attributes:
+        files: The files by their paths, as of the last look.
         found: The source partitions as of the last look.
         all_stay: A file that was read must still be there, since those behind it have their offsets by it.
     """
@@ -124,15 +125,11 @@ class Archive:
     uri: str
     value: str | None = None
     topics: tuple[str, ...] = ()
-    _read: dict[str, tuple[Stamp, FileEntry]] = field(default_factory=dict)
+    files: dict[str, FileEntry] = field(default_factory=dict)
     found: dict[TopicPartition, PartitionIndex] = field(default_factory=dict)
+    _stamps: dict[str, Stamp] = field(default_factory=dict)
     _seen: object = None
     all_stay: ClassVar[bool] = False
-
-    @property
-    def files(self) -> Mapping[str, FileEntry]:
-        """The files by their paths, as of the last look."""
-        return {path: entry for path, (_, entry) in self._read.items()}
 
     def begun(self, known: Sequence[FileEntry], ends: Mapping[TopicPartition, int]) -> list[FileEntry]:
         """Return what to remember of the files that hold offsets below some, ascending by their paths.
@@ -185,7 +182,7 @@ class Archive:
             return self.found
         stored = read_index_file(filesystem, root) if index_stamp else IndexFile(FORMAT)
         cached = {entry.path: entry for entry in stored.files}
-        found: dict[str, tuple[Stamp, FileEntry]] = {}
+        files: dict[str, FileEntry] = {}
 
         def is_trusted(entry: FileEntry, stamp: Stamp, known: Stamp | None) -> bool:
             """Return whether the index may speak of a file: of one that changed in between only if it is newer."""
@@ -194,21 +191,22 @@ class Archive:
             return known is None or (index_stamp is not None and index_stamp.newer_than(stamp))
 
         for path, stamp in listed.items():
-            known, entry = self._read.get(path), cached.get(path)
-            if known is not None and known[0] == stamp:
-                entry = known[1]
-            elif entry is None or not is_trusted(entry, stamp, known[0] if known is not None else None):
+            known, entry = self._stamps.get(path), cached.get(path)
+            if known == stamp:
+                entry = self.files[path]
+            elif entry is None or not is_trusted(entry, stamp, known):
                 try:
                     entry = _opened(filesystem, root, path, stamp, self.topics)
                 except SourceDamaged:
                     if path in _listed(filesystem, root)[0]:
                         raise
                     continue  # it was taken away meanwhile
-            found[path] = stamp, entry
-        wanted = [entry for entry in (self._of_topics(entry) for _, entry in found.values()) if entry is not None]
+            files[path] = entry
+        wanted = [entry for entry in map(self._of_topics, files.values()) if entry is not None]
         for entry in wanted:
             self._check_value(entry)
-        self._read, self._seen = found, None  # another look need not read it again
+        self.files, self._stamps = files, {path: listed[path] for path in files}
+        self._seen = None  # another look need not read it again
         self.found = check(wanted, [gap for gap in stored.gaps if not self.topics or gap.topic in self.topics])
         self._seen = seen
         return self.found

@@ -60,19 +60,17 @@ _Found = tuple[int, int, int, str, str]
 
 @dataclass(slots=True)
 class ResultsArchive(Archive):
-    """The index of a directory of results; looking again costs a listing of its names, and what is new."""
+    """The index of a directory of results; looking again costs a listing of its names, and what is new.
+
+    Attributes:
+        files: The files by micro-batch and shard, as of the last look.
+    """
 
     _listed: dict[int, int] = field(default_factory=dict)
-    _entries: dict[str, FileEntry] = field(default_factory=dict)
     _chains: dict[int, str] = field(default_factory=dict)
     _changed: dict[int, int] = field(default_factory=dict)
     _by_inode: bool = True
     all_stay: ClassVar[bool] = True
-
-    @property
-    def files(self) -> Mapping[str, FileEntry]:
-        """The files by micro-batch and shard, as of the last look."""
-        return self._entries
 
     def begun(self, known: Sequence[FileEntry], ends: Mapping[TopicPartition, int]) -> list[FileEntry]:
         """Return what to remember: of each shard the file that is read last, and those that were remembered before."""
@@ -84,7 +82,7 @@ class ResultsArchive(Archive):
             end = ends.get(key, 0)
             last = [_name(piece.path) for piece in index.cut(end - 1, end)[0]]
             named = {*last, *before.get(key, ())}
-            own = [self._entries[name] for name in named if name in self._entries]
+            own = [self.files[name] for name in named if name in self.files]
             own = sorted((one for one in own if one.spans[0].first < end), key=lambda one: one.spans[0].first)
             found += own[-REMEMBERED:]
         return sorted(found, key=lambda entry: entry.path)
@@ -113,7 +111,7 @@ class ResultsArchive(Archive):
                 listed = self._micro_batches(filesystem, root, newest)
                 continue
             if other or not self._goes_on(listed):
-                self._listed, self.found, self._entries, self._chains, other = {}, {}, {}, {}, False
+                self._listed, self.found, self.files, self._chains, other = {}, {}, {}, {}, False
             found = self._found(filesystem, root, listed.keys() - self._listed.keys())
             again = listed
             if newest is None:  # what is up to there was there before this listing began
@@ -179,7 +177,7 @@ class ResultsArchive(Archive):
             # the offsets are part of it: results that are taken away change those of all behind them
             span = Span(TOPIC, shard, first, first + rows - 1, rows)
             name = _name(path)
-            self._entries[name] = FileEntry(name, rows, [span], f"{first} {digest} {chain}", STRUCT)
+            self.files[name] = FileEntry(name, rows, [span], f"{first} {digest} {chain}", STRUCT)
         made = {(TOPIC, shard): PartitionIndex(tuple(own)) for shard, own in slices.items()}
         self._listed, self.found = listed, dict(sorted((self.found | made).items()))
 
