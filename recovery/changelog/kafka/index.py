@@ -13,8 +13,6 @@ from recovery.commit.pointer import Commit
 
 CACHE_BYTES = 256 * 1024 * 1024
 MAX_NODES = 256
-_UNSEEN = Commit(-1, "0" * 32)
-"""The parent of a commit of which only the growth is known."""
 
 
 class ShardIndex:
@@ -141,32 +139,25 @@ class Lineage:
     """The newest commits of a shard and how much was appended since their last bases."""
 
     def __init__(self) -> None:
-        self._deltas: OrderedDict[Commit, tuple[Commit | None, int, Growth]] = OrderedDict()
-        self._bases: OrderedDict[Commit, tuple[int, int]] = OrderedDict()
+        self._seen: OrderedDict[Commit, tuple[Commit | None, int, Growth]] = OrderedDict()
 
     def knows(self, commit: Commit) -> bool:
         """Tell whether the commit was seen."""
-        return commit in self._deltas or commit in self._bases
+        return commit in self._seen
 
     def add_delta(self, commit: Commit, parent: Commit | None, length: int, growth: Growth) -> None:
-        """Note a delta."""
-        self._deltas[commit] = (parent, length, growth)
-        while len(self._deltas) > MAX_NODES:
-            self._deltas.popitem(last=False)
+        """Note a delta, with what had grown up to it as far as was known when it was appended."""
+        self._seen[commit] = (parent, length, growth)
+        while len(self._seen) > MAX_NODES:
+            self._seen.popitem(last=False)
 
     def add_growth(self, commit: Commit, growth: Growth) -> None:
         """Note what had grown up to a commit, and nothing else of it."""
-        self.add_delta(commit, _UNSEEN, 0, growth)
-
-    def base(self, commit: Commit) -> int | None:
-        """Give the offset at which a commit's base begins; None without one."""
-        return self._bases[commit][1] if commit in self._bases else None
+        self.add_delta(commit, None, 0, growth)
 
     def add_base(self, commit: Commit, length: int, first: int = UNKNOWN) -> None:
         """Note a base, and the offset at which it begins."""
-        self._bases[commit] = length, first
-        while len(self._bases) > MAX_NODES:
-            self._bases.popitem(last=False)
+        self.add_growth(commit, Growth(0, 0, length, first))
 
     def learn(self, index: ShardIndex) -> None:
         """Note what was read from the end of the log."""
@@ -184,14 +175,8 @@ class Lineage:
 
     def growth(self, commit: Commit) -> Growth:
         """Give what was appended since the last base: a base may have come after its commit's children."""
-        if commit in self._bases:
-            return Growth(0, 0, *self._bases[commit])
-        if commit not in self._deltas:
-            return Growth()
-        parent, length, known = self._deltas[commit]
-        if parent is None:
-            return Growth(begins=known.begins).with_delta(length)
-        return self.growth(parent).with_delta(length) if self.knows(parent) else known
+        parent, length, known = self._seen.get(commit, (None, 0, Growth()))
+        return self.growth(parent).with_delta(length) if parent is not None and self.knows(parent) else known
 
 
 def placed(growth: Growth, first: int) -> Growth:

@@ -142,7 +142,7 @@ class KafkaChangelog:
                 found, whole = None, False
             self._lineages.pop(shard, None)  # what this process knows may be of a log that is gone
             self._indexes.pop(shard, None)
-            if found is None and self._tail(shard, low, high).base(commit) is not None:
+            if found is None and (commit, Kind.BASE) in self._tail(shard, low, high).records:
                 return ""
             try:  # the whole partition is read: something is suspicious, or there is little to read
                 index = self._refreshed(shard)
@@ -299,8 +299,8 @@ class KafkaChangelog:
             self._tail(shard, *self._partitions().watermarks(shard))
         return lineage
 
-    def _tail(self, shard: int, low: int, high: int) -> Lineage:
-        """Read the end of a shard's log; give what is known of it with what was known before.
+    def _tail(self, shard: int, low: int, high: int) -> ShardIndex:
+        """Read the end of a shard's log, and add it to what is known of that.
 
         Raises:
             ManifestMismatch: Another query writes there.
@@ -309,9 +309,8 @@ class KafkaChangelog:
         self._partitions().read(shard, max(low, high - TAIL_OFFSETS), high, tail.take)
         if tail.foreign:
             raise foreign(self._where(shard), tail.foreign, self._owner)
-        lineage = self._lineages.setdefault(shard, Lineage())
-        lineage.learn(tail)
-        return lineage
+        self._lineages.setdefault(shard, Lineage()).learn(tail)
+        return tail
 
     def _found_owner(self, shards: int) -> tuple[str, bool]:
         """Look who owns the topic, "" for nobody, and whether there are messages: at both ends of the partitions.
