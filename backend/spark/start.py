@@ -61,7 +61,7 @@ from recovery.commit.spark_files import check_state, read_spark_file
 from recovery.failures import Kind, is_lasting, read
 from recovery.files import open_files
 from recovery.jobs import ShardJob, message_log, shard_job, snapshots
-from recovery.restore.all_shards import restore_beside, restore_shards
+from recovery.restore.all_shards import Restores, restore_beside, restore_shards
 from recovery.restore.lineage import check_lineage
 from recovery.restore.replay import DIRECTORY as REPLAY_DIRECTORY
 from recovery.restore.replay import read_pointers
@@ -374,21 +374,19 @@ def _open(
         end_reported_by_us(spark, str(query.id))
         return query
 
-    listeners = (under_way := UnderWay(), *options.listeners)
-
     group = f"rewind-restore {checkpoint} {uuid.uuid4().hex}"
+    restores = Restores(
+        spark, job, checkpoint, make, (under_way := UnderWay(), *options.listeners), options.arrow_rows, lease.check,
+        group,
+    )  # fmt: skip
 
     def restore(why: str) -> int:
         watch.look()
-        return restore_shards(
-            spark, job, checkpoint, make, why, listeners, options.arrow_rows, lease.check, group=group
-        )
+        return restore_shards(restores, why)
 
     def beside(pointers: Mapping[int, Pointer], refused: Collection[int]) -> None:
         watch.look(beside=True)
-        restore_beside(
-            spark, job, checkpoint, make, pointers, lease.check, listeners, options.arrow_rows, refused, group=group
-        )
+        restore_beside(restores, pointers, refused)
 
     return QueryPlan(
         checkpoint=checkpoint,

@@ -171,12 +171,11 @@ def restore_ahead(
     Raises:
         RewindError: As the supervisor would end with.
     """
-    from recovery.restore.all_shards import restore_shards
+    from recovery.restore.all_shards import Restores, restore_shards
 
     job = job_of(pipeline, spark, checkpoint.location, checkpoint.manifest)
-    return restore_shards(
-        spark, job, checkpoint.location, shard_maker(checkpoint, job), "restored ahead of a start", listeners
-    )
+    restores = Restores(spark, job, checkpoint.location, shard_maker(checkpoint, job), listeners)
+    return restore_shards(restores, "restored ahead of a start")
 
 
 def verify_against_source(checkpoint: Checkpoint, pipeline: Pipeline, spark: SparkSession) -> Iterator[Finding]:

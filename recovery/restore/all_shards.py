@@ -54,30 +54,114 @@ POOL = "rewind-restore"
 """Of the restore's jobs beside a running query, where Spark schedules by FAIR."""
 
 
-def restore_shards(
-    spark: SparkSession,
-    job: Job,
-    checkpoint: str,
-    make: Callable[[str, int], ShardJob],
-    why: str,
-    listeners: Sequence[RestoreListener] = (),
-    arrow_rows: int = 200_000,
-    check_lease: Callable[[], None] = lambda: None,
-    *,
-    group: str | None = None,
-) -> int:
-    """Restore every shard whose state is not usable where it was probed; no task of the query may be running.
+@dataclass(frozen=True, slots=True)
+class Restores:
+    """How shards of a query are restored, and what that needs of it.
 
-    Args:
+    Attributes:
         spark: The session.
         job: The job.
         checkpoint: Spark's checkpoint location.
         make: Makes the job of a shard, as in the processor.
-        why: What the query failed with, for the listeners.
         listeners: Told of each shard.
         arrow_rows: Rows per Arrow batch.
         check_lease: Raises once a newer start has the checkpoint: it alone asks shards to adopt their queues then.
-        group: Spark's group of jobs, of which all are from now on that this thread starts; None leaves it as it is.
+        group: Spark's group of jobs, of which all are that a restore starts in its thread; None leaves it as it is.
+        at_once: Tasks side by side, in short jobs: the query beside has its share then; None where none runs.
+    """
+
+    spark: SparkSession
+    job: Job
+    checkpoint: str
+    make: Callable[[str, int], ShardJob]
+    listeners: Sequence[RestoreListener] = ()
+    arrow_rows: int = 200_000
+    check_lease: Callable[[], None] = lambda: None
+    group: str | None = None
+    at_once: int | None = None
+
+    @property
+    def of(self) -> Callable[[int], ShardJob]:
+        """What makes the job of a shard."""
+        return partial(self.make, query_id(self.checkpoint))
+
+    def carry_out(self, plans: Mapping[int, Rebuild]) -> dict[int, str]:
+        """Restore shards; give those whose older copy could not be caught up with, and why."""
+        watch = Listeners(self.listeners)
+        under_way = {shard: self._restoring(shard, chosen) for shard, chosen in plans.items()}
+        for restoring in under_way.values():
+            watch.start(restoring)
+        run = f"{DIRECTORY}/{uuid.uuid4().hex}"
+        records = {shard: wanted(chosen) for shard, chosen in plans.items()}
+        try:
+            with following(watch, under_way, open_files(self.checkpoint), run):
+                chunks = write_chunks(
+                    self.spark, self.job, self.checkpoint, run, records, self.arrow_rows, self.at_once
+                )
+            built = self._build(plans, chunks)
+        except BaseException as error:
+            for restoring in under_way.values():
+                watch.suspended(restoring, str(error))
+            raise
+        finally:
+            open_files(self.checkpoint).delete_folder(run)
+        failed = {}
+        for shard, result in built.items():
+            if isinstance(result, str):
+                failed[shard] = result
+                watch.suspended(under_way[shard], result)
+            else:
+                watch.end(under_way[shard], *result)
+        return failed
+
+    def _restoring(self, shard: int, chosen: Rebuild) -> Restoring:
+        new = chosen.start is None
+        return Restoring(
+            shard,
+            chosen.record.commit.name,
+            chosen.why,
+            "catch-up" if not new else "replay" if chosen.ranges else "changelog",
+            records=chosen.record.message_count if new else None,
+            ranges=chosen.ranges,
+            topics=self.job.topics,
+        )
+
+    def _build(
+        self, plans: Mapping[int, Rebuild], chunks: Mapping[int, Sequence[str]]
+    ) -> dict[int, tuple[int, int, float] | str]:
+        """Build, prove and publish each shard, in parallel; give rows, bytes and seconds per shard, or why not."""
+        make, checkpoint = self.of, self.checkpoint
+
+        def build(
+            items: Iterable[tuple[int, Commit, Commit | None, Sequence[str]]],
+        ) -> Iterator[tuple[int, tuple[int, int, float] | str]]:
+            for shard, commit, older, names in items:
+                job = make(shard)
+                try:
+                    restored = build_snapshot(job, commit, checkpoint, names, older)
+                except RewindError as error:
+                    damaged = is_damage(error) and names_below(error, job.local_dir / job.query_id)
+                    if older is None or (isinstance(error, PASSING) and not damaged):
+                        raise  # what refuses for a time, or on another disk, says nothing of the copy
+                    yield shard, str(error)
+                    continue
+                yield shard, (restored.rows + restored.messages, restored.length, restored.seconds)
+
+        items = [
+            (shard, chosen.record.commit, chosen.start, list(chunks.get(shard, ())))
+            for shard, chosen in sorted(plans.items())
+        ]
+        each = self.at_once or max(1, len(items))
+        groups = [items[at : at + each] for at in range(0, len(items), each)]
+        return dict(result for group in groups for result in run_on_tasks(self.spark, group, crossing(build)))
+
+
+def restore_shards(run: Restores, why: str) -> int:
+    """Restore every shard whose state is not usable where it was probed; no task of the query may be running.
+
+    Args:
+        run: The query's restores.
+        why: What the query failed with, for the listeners.
 
     Returns:
         The number of shards restored, or made available to other hosts when none had to be.
@@ -88,34 +172,20 @@ def restore_shards(
         RestoreMismatch: Count or digest of the replayed messages differ from the committed ones.
         ChangelogDamaged: The changelog is damaged.
     """
-    _in_group(spark, group)
-    query = query_id(checkpoint)
-    committed = read_pointers(spark, checkpoint, len(job.grouping))
+    _in_group(run)
+    make = run.of
+    committed = read_pointers(run.spark, run.checkpoint, len(run.job.grouping))
     queues = {shard: one for shard, one in committed.items() if isinstance(one, RestoringPointer)}
     for one in queues.values():
-        mend_queue(spark, job, checkpoint, one, arrow_rows)
-    pointers = {shard: state_of(one) for shard, one in committed.items()}
-    run = _Run(spark, job, checkpoint, partial(make, query), pointers, Listeners(listeners), arrow_rows)
-    count = _restore(run, why)
+        mend_queue(run.spark, run.job, run.checkpoint, one, run.arrow_rows)
+    count = _restore(run, make, {shard: state_of(one) for shard, one in committed.items()}, why)
     if queues:
-        check_lease()
-        ask_to_adopt(checkpoint, {shard: one.since.commit.name for shard, one in queues.items()})
+        run.check_lease()
+        ask_to_adopt(run.checkpoint, {shard: one.since.commit.name for shard, one in queues.items()})
     return count
 
 
-def restore_beside(
-    spark: SparkSession,
-    job: Job,
-    checkpoint: str,
-    make: Callable[[str, int], ShardJob],
-    pointers: Mapping[int, Pointer],
-    check_lease: Callable[[], None],
-    listeners: Sequence[RestoreListener] = (),
-    arrow_rows: int = 200_000,
-    refused: Collection[int] = (),
-    *,
-    group: str | None = None,
-) -> None:
+def restore_beside(run: Restores, pointers: Mapping[int, Pointer], refused: Collection[int] = ()) -> None:
     """Restore shards beside the running query, and ask them to adopt their queues.
 
     Nothing that tasks of the query use is looked at: a restore begins with nothing, and its files are its own. Its
@@ -124,16 +194,9 @@ def restore_beside(
     all the same.
 
     Args:
-        spark: The session.
-        job: The job.
-        checkpoint: Spark's checkpoint location.
-        make: Makes the job of a shard, as in the processor.
+        run: The query's restores.
         pointers: What the shards queue since.
-        check_lease: Raises once a newer start has the checkpoint: it alone asks then.
-        listeners: Told of each shard.
-        arrow_rows: Rows per Arrow batch.
         refused: Shards that could not adopt their queues with the snapshots that there are.
-        group: As for `restore_shards`.
 
     Raises:
         CheckpointTaken: A newer start has taken the checkpoint over; nothing was asked.
@@ -141,8 +204,8 @@ def restore_beside(
         RestoreMismatch: Count or digest of the replayed messages differ from the committed ones.
         ChangelogDamaged: The changelog is damaged.
     """
-    _in_group(spark, group)
-    of = partial(make, query_id(checkpoint))
+    _in_group(run)
+    spark, job, of = run.spark, run.job, run.of
     why = "its state was missing, and its input is queued"
     led = {shard: pointer.commit for shard, pointer in pointers.items() if _leads(of(shard).snapshots, pointer)}
     there = {shard: commit for shard, commit in led.items() if shard not in refused}
@@ -151,23 +214,21 @@ def restore_beside(
     plans = plan_restores(
         lost, dict.fromkeys(lost, Unusable(why)), of(0).changelog, job.offsets(spark), why, job.topics, led
     )
-    at_once = max(1, cores(spark) - 1)
-    run = _Run(spark, job, checkpoint, of, pointers, Listeners(listeners), arrow_rows, at_once)
     context_of(spark).setLocalProperty("spark.scheduler.pool", POOL)  # of this thread's jobs, under FAIR scheduling
-    restored = _carry_out(run, plans, led)
+    restored = _carry_out(replace(run, at_once=max(1, cores(spark) - 1)), plans, led)
     bring_copies(spark, of, {shard: pointers[shard].commit for shard in restored})
     kill_point("before_ask")
-    check_lease()
-    ask_to_adopt(checkpoint, {shard: pointer.commit.name for shard, pointer in pointers.items()})
+    run.check_lease()
+    ask_to_adopt(run.checkpoint, {shard: pointer.commit.name for shard, pointer in pointers.items()})
     kill_point("after_ask")
 
 
-def _in_group(spark: SparkSession, group: str | None) -> None:
-    if group is not None:
-        context_of(spark).setJobGroup(group, "restore of shards")
+def _in_group(run: Restores) -> None:
+    if run.group is not None:
+        context_of(run.spark).setJobGroup(run.group, "restore of shards")
 
 
-def _carry_out(run: _Run, plans: Mapping[int, Rebuild], led: Collection[int]) -> Collection[int]:
+def _carry_out(run: Restores, plans: Mapping[int, Rebuild], led: Collection[int]) -> Collection[int]:
     """Restore shards; if one is found lost meanwhile, only those to which no snapshots lead. Give what is restored."""
     try:
         failed = run.carry_out(plans)
@@ -188,18 +249,19 @@ def _leads(snapshots: Snapshots | None, pointer: Pointer) -> bool:
     return isinstance(plan(pointer, Local(Nothing()), Remote(offers)), Fetch)
 
 
-def _restore(run: _Run, why: str) -> int:
-    pointers, topics = run.pointers, run.job.topics
-    found = probe(run.spark, {shard: pointers.get(shard) for shard in range(len(run.job.grouping))}, run.make)
+def _restore(run: Restores, make: Callable[[int], ShardJob], pointers: Mapping[int, Pointer], why: str) -> int:
+    found = probe(run.spark, {shard: pointers.get(shard) for shard in range(len(run.job.grouping))}, make)
     # a shard that has committed nothing begins anew once what a rolled back attempt left is put aside
     reasons = [shard for shard in found if shard in pointers]
     if not reasons:
         # all is well where it was looked at, so the task looked on another host: give it something to take there
-        return share_all(run.spark, pointers, run.make)
-    changelog, source = run.make(0).changelog, run.job.offsets(run.spark)
+        return share_all(run.spark, pointers, make)
+    changelog, source = make(0).changelog, run.job.offsets(run.spark)
     broken = {shard: found[shard] for shard in reasons}
     while broken:
-        plans = plan_restores({shard: pointers[shard] for shard in broken}, broken, changelog, source, why, topics)
+        plans = plan_restores(
+            {shard: pointers[shard] for shard in broken}, broken, changelog, source, why, run.job.topics
+        )
         # an older copy that did not come out whole is not looked at again: nothing can fail twice
         broken = {shard: Unusable(text) for shard, text in run.carry_out(plans).items()}
     return len(reasons)
@@ -251,100 +313,6 @@ def plan_restores(
                 raise
             log.warning("shard %d is not restored, and goes by its snapshots: %s", shard, error)
     return plans
-
-
-@dataclass(slots=True)
-class _Run:
-    """One restore of some shards.
-
-    Attributes:
-        spark: The session.
-        job: The job.
-        checkpoint: Spark's checkpoint location.
-        make: Makes the job of a shard.
-        pointers: What to restore to.
-        watch: Told of each shard.
-        arrow_rows: Rows per Arrow batch.
-        at_once: Tasks side by side, in short jobs: the query beside has its share then; None where none runs.
-    """
-
-    spark: SparkSession
-    job: Job
-    checkpoint: str
-    make: Callable[[int], ShardJob]
-    pointers: Mapping[int, Pointer]
-    watch: Listeners
-    arrow_rows: int
-    at_once: int | None = None
-
-    def carry_out(self, plans: Mapping[int, Rebuild]) -> dict[int, str]:
-        """Restore shards; give those whose older copy could not be caught up with, and why."""
-        under_way = {shard: self._restoring(shard, chosen) for shard, chosen in plans.items()}
-        for restoring in under_way.values():
-            self.watch.start(restoring)
-        run = f"{DIRECTORY}/{uuid.uuid4().hex}"
-        records = {shard: wanted(chosen) for shard, chosen in plans.items()}
-        try:
-            with following(self.watch, under_way, open_files(self.checkpoint), run):
-                chunks = write_chunks(
-                    self.spark, self.job, self.checkpoint, run, records, self.arrow_rows, self.at_once
-                )
-            built = self._build(plans, chunks)
-        except BaseException as error:
-            for restoring in under_way.values():
-                self.watch.suspended(restoring, str(error))
-            raise
-        finally:
-            open_files(self.checkpoint).delete_folder(run)
-        failed = {}
-        for shard, result in built.items():
-            if isinstance(result, str):
-                failed[shard] = result
-                self.watch.suspended(under_way[shard], result)
-            else:
-                self.watch.end(under_way[shard], *result)
-        return failed
-
-    def _restoring(self, shard: int, chosen: Rebuild) -> Restoring:
-        new = chosen.start is None
-        return Restoring(
-            shard,
-            chosen.record.commit.name,
-            chosen.why,
-            "catch-up" if not new else "replay" if chosen.ranges else "changelog",
-            records=chosen.record.message_count if new else None,
-            ranges=chosen.ranges,
-            topics=self.job.topics,
-        )
-
-    def _build(
-        self, plans: Mapping[int, Rebuild], chunks: Mapping[int, Sequence[str]]
-    ) -> dict[int, tuple[int, int, float] | str]:
-        """Build, prove and publish each shard, in parallel; give rows, bytes and seconds per shard, or why not."""
-        make, checkpoint = self.make, self.checkpoint
-
-        def build(
-            items: Iterable[tuple[int, Commit, Commit | None, Sequence[str]]],
-        ) -> Iterator[tuple[int, tuple[int, int, float] | str]]:
-            for shard, commit, older, names in items:
-                job = make(shard)
-                try:
-                    restored = build_snapshot(job, commit, checkpoint, names, older)
-                except RewindError as error:
-                    damaged = is_damage(error) and names_below(error, job.local_dir / job.query_id)
-                    if older is None or (isinstance(error, PASSING) and not damaged):
-                        raise  # what refuses for a time, or on another disk, says nothing of the copy
-                    yield shard, str(error)
-                    continue
-                yield shard, (restored.rows + restored.messages, restored.length, restored.seconds)
-
-        items = [
-            (shard, self.pointers[shard].commit, chosen.start, list(chunks.get(shard, ())))
-            for shard, chosen in sorted(plans.items())
-        ]
-        each = self.at_once or max(1, len(items))
-        groups = [items[at : at + each] for at in range(0, len(items), each)]
-        return dict(result for group in groups for result in run_on_tasks(self.spark, group, crossing(build)))
 
 
 @contextmanager

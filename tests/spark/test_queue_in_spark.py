@@ -19,7 +19,7 @@ from backend.sinks.parquet import ParquetSink
 from backend.spark import start as starting
 from backend.spark.session.jvm import UNIX_SOCKETS, run_on_tasks
 from recovery.queue.seals import read_seal
-from recovery.restore.all_shards import _Run
+from recovery.restore.all_shards import Restores
 from recovery.restore.replay import DIRECTORY
 from recovery.supervise.beside import Beside
 from tests.spark.test_moving_shards import expected, found, make
@@ -161,7 +161,7 @@ def test_a_stop_ends_a_restore_beside_the_query_and_the_next_start_makes_it(
         yield from items
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Run, "carry_out", lambda run, plans: run_on_tasks(run.spark, [0], for_ever))
+        patch.setattr(Restores, "carry_out", lambda run, plans: run_on_tasks(run.spark, [0], for_ever))
         query = job(tmp_path / "data", median("x")).start(
             spark, checkpoint=tmp_path / "checkpoint", sink=Taking(tmp_path), shards=2, trigger="0 seconds",
             local_dir=tmp_path / "local",

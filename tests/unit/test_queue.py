@@ -68,7 +68,7 @@ from recovery.queue import entries, seals
 from recovery.queue.entries import Link, Queue, entries_behind, read_queue
 from recovery.queue.seals import Decision
 from recovery.restore import all_shards, replay
-from recovery.restore.all_shards import restore_beside, restore_shards
+from recovery.restore.all_shards import Restores, restore_beside, restore_shards
 from recovery.restore.build import restore_shard
 from recovery.restore.open_shard import OpenShard
 from recovery.restore.planner import Local, Rebuild, Remote, plan
@@ -1061,7 +1061,7 @@ def test_packages_lie_where_the_shard_runs_before_it_is_asked(
         return {}
 
     context = MagicMock()
-    monkeypatch.setattr(all_shards._Run, "carry_out", carry_out)
+    monkeypatch.setattr(Restores, "carry_out", carry_out)
     monkeypatch.setattr(all_shards, "bring_copies", bring)
     monkeypatch.setattr(all_shards, "probe", lambda *_: pytest.fail("it would take the locks of the query's tasks"))
     monkeypatch.setattr(
@@ -1071,7 +1071,7 @@ def test_packages_lie_where_the_shard_runs_before_it_is_asked(
     monkeypatch.setattr(all_shards, "cores", lambda _: 4)
     monkeypatch.setattr(all_shards, "context_of", lambda _: context)
     make, pointers = lambda *_: SimpleNamespace(snapshots=snapshots, changelog=None), {0: FIRST, 1: second}
-    restore_beside(MagicMock(), MagicMock(), str(tmp_path), make, pointers, lambda: None, refused=refused)  # type: ignore[arg-type]
+    restore_beside(Restores(MagicMock(), MagicMock(), str(tmp_path), make), pointers, refused)  # type: ignore[arg-type]
     rebuilt = {0: FIRST.commit} if not refused and not damaged else {0: FIRST.commit, 1: second.commit}
     first = {} if refused else {1: second.commit}
     assert done == [("brought", first), ("restored", set(rebuilt)), ("brought", rebuilt), ("asked", {0, 1})]
@@ -1088,17 +1088,15 @@ def test_a_shard_that_the_source_cannot_give_back_goes_by_its_snapshots(
         restore(job, first, [0, 1])
     found = frozenset({0} if snapshot == "damaged" else ())
     monkeypatch.setattr(all_shards, "bring_copies", lambda *_: found)
-    monkeypatch.setattr(all_shards._Run, "carry_out", lambda _, plans: done.append(plans))
+    monkeypatch.setattr(Restores, "carry_out", lambda _, plans: done.append(plans))
     monkeypatch.setattr(all_shards, "ask_to_adopt", lambda _, commits: done.append(commits))
     monkeypatch.setattr(all_shards, "cores", lambda _: 2)
     monkeypatch.setattr(all_shards, "context_of", lambda _: MagicMock())
     source: Any = SimpleNamespace(offsets=lambda _: {(0, 0): (1, 9)}, topics={})
     expected = pytest.raises(HistoryLost, match="offsets from 0 wanted") if snapshot == "none" else nullcontext()
     with expected:
-        restore_beside(
-            MagicMock(), source, str(tmp_path), lambda *_: job, {0: first}, lambda: None,
-            refused=(0,) if snapshot == "refused" else (),
-        )  # fmt: skip
+        run = Restores(MagicMock(), source, str(tmp_path), lambda *_: job)
+        restore_beside(run, {0: first}, (0,) if snapshot == "refused" else ())
     assert done == ([] if snapshot == "none" else [{}, {0: first.commit.name}])
 
 
@@ -1119,7 +1117,7 @@ def test_a_shard_whose_messages_go_while_they_are_replayed_goes_by_its_snapshots
         return {}
 
     monkeypatch.setattr(all_shards, "plan_restores", lambda lost, *_: dict.fromkeys(lost))
-    monkeypatch.setattr(all_shards._Run, "carry_out", carry_out)
+    monkeypatch.setattr(Restores, "carry_out", carry_out)
     monkeypatch.setattr(all_shards, "bring_copies", lambda _, __, commits: done.append({*commits}) or frozenset())
     monkeypatch.setattr(all_shards, "_leads", lambda _, pointer: pointer.shard in led)
     monkeypatch.setattr(all_shards, "ask_to_adopt", lambda _, commits: done.append(sorted(commits)))
@@ -1128,9 +1126,7 @@ def test_a_shard_whose_messages_go_while_they_are_replayed_goes_by_its_snapshots
     pointers = {shard: msgspec.structs.replace(FIRST, shard=shard) for shard in shards}
     asked = 1 in led and not isinstance(error, BrokerUnavailable)
     with nullcontext() if asked else pytest.raises(type(error)):
-        restore_beside(
-            MagicMock(), MagicMock(), str(tmp_path), lambda *_: MagicMock(), pointers, lambda: None, refused=shards
-        )
+        restore_beside(Restores(MagicMock(), MagicMock(), str(tmp_path), lambda *_: MagicMock()), pointers, shards)
     rest = shards - led
     assert done[1:] == [shards, rest, rest, sorted(shards)] if asked else sorted(shards) not in done
 
@@ -1155,7 +1151,8 @@ def test_an_older_copy_is_not_given_up_for_what_passes(
 ) -> None:
     """The whole shard was replayed then, and where the source had aged its history was called lost."""
     here = replace(job, local_dir=Path("/local"))
-    run = all_shards._Run(MagicMock(), MagicMock(), str(tmp_path), lambda _: here, {0: FIRST}, MagicMock(), 1)
+    (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
+    run = Restores(MagicMock(), MagicMock(), str(tmp_path), lambda *_: here)
 
     def build(*_: object) -> None:
         raise error
@@ -1176,7 +1173,8 @@ def test_each_restore_has_a_folder_of_its_own_and_takes_no_other_away(
 ) -> None:
     """A driver that was replaced may restore yet, while the newer one does."""
     files, seen = open_files(tmp_path), list[str]()
-    run = all_shards._Run(*(MagicMock(),) * 2, str(tmp_path), MagicMock(), {}, all_shards.Listeners(()), 1)  # type: ignore[arg-type]
+    (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
+    run = Restores(MagicMock(), MagicMock(), str(tmp_path), MagicMock())
 
     def write_chunks(_: Any, __: Any, ___: Any, folder: str, *____: Any) -> dict[int, list[str]]:
         seen.append(folder)
@@ -1433,20 +1431,21 @@ def test_a_driver_that_was_replaced_while_it_restored_asks_for_no_adoption(
     queue = Queue(open_files(tmp_path / "rewind/queue"), ByVersion.always(CountingOperator()))
     restoring = queue.put(FIRST, 1, given([2])({}), COMMIT)
     monkeypatch.setattr(all_shards, "plan_restores", lambda *_: {})
-    monkeypatch.setattr(all_shards._Run, "carry_out", carry_out)
+    monkeypatch.setattr(Restores, "carry_out", carry_out)
     monkeypatch.setattr(all_shards, "_restore", carry_out)
     monkeypatch.setattr(all_shards, "bring_copies", lambda *_: frozenset())
     monkeypatch.setattr(all_shards, "_leads", lambda *_: False)
     monkeypatch.setattr(all_shards, "read_pointers", lambda *_: {0: restoring})
     monkeypatch.setattr(all_shards, "cores", lambda _: 2)
     monkeypatch.setattr(all_shards, "context_of", lambda _: MagicMock())
+    job: Any = MagicMock(grouping=(0,))
+    run = Restores(MagicMock(), job, place, MagicMock(), check_lease=lease.check)
     expected = pytest.raises(CheckpointTaken) if replaced else nullcontext()
     with expected:
         if beside:
-            restore_beside(MagicMock(), MagicMock(), place, MagicMock(), {0: FIRST}, lease.check)
+            restore_beside(run, {0: FIRST})
         else:
-            job = SimpleNamespace(grouping=(0,))
-            restore_shards(MagicMock(), job, place, MagicMock(), "it stopped", check_lease=lease.check)  # type: ignore[arg-type]
+            restore_shards(run, "it stopped")
     assert len(open_files(place).list("rewind/control")) == (0 if replaced else 1)
     lease.release()
 
