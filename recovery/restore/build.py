@@ -137,15 +137,33 @@ def restore_shard(
         KeyInvalid: A chunk is not sorted.
         ValueError: A chunk holds rows of another region.
     """
-    started = time.monotonic()
+    started, record, written = time.monotonic(), history.record, None
     if directory.exists():
         raise FileExistsError(f"a restore needs a new directory: {directory}")
     if older is not None:
         older.checkpoint(directory)
+    low, high = region_range(Region.MESSAGES)
     with RocksStore.open(directory, create=older is None, options=OPTIONS) as store:
         if older is not None:
-            _strip(store, history.record.bounds)
-        return _fill(store, history, messages, operator, directory, run_bytes, started, new=older is None)
+            _strip(store, record.bounds)
+        with _Runs(store, directory, run_bytes) as runs:
+            logged = StoreRows(history.keys, history.values)
+            for start in range(0, len(logged), METADATA_CHUNK_ROWS):
+                runs.add_whole(logged.part(start, min(start + METADATA_CHUNK_ROWS, len(logged))))
+            store.write(Changes([], [], record.bounds))
+            proofs = list(operator.proofs(Workspace(store, record.bounds)))
+            if older is None and len(proofs) <= FEW_PROOFS and logged.find(low) == logged.find(high):
+                written = Tally(proofs)
+                runs.seen = written.add
+            for chunk in messages:
+                runs.add(above_bounds(chunk, record.bounds))
+            runs.flush()
+            settled = _settled(store, record, operator)
+            kill_point("restore_proof", record.commit.version)
+            count = prove(store, record, proofs, written if not settled else None)
+            kill_point("restore_commit", record.commit.version)
+            store.write(Changes([COMMIT_KEY], [encode_record(record)], record.bounds))
+    return Restored(record, history.rows, count, runs.length, len(proofs), time.monotonic() - started)
 
 
 def _strip(store: RocksStore, bounds: dict[int, bytes]) -> None:
@@ -166,39 +184,6 @@ def _strip(store: RocksStore, bounds: dict[int, bytes]) -> None:
                 break
             low = keys[-1] + b"\x00"
     reclaim(store, bounds)
-
-
-def _fill(
-    store: RocksStore,
-    history: History,
-    messages: Iterable[StoreRows],
-    operator: Operator,
-    directory: Path,
-    run_bytes: int,
-    started: float,
-    *,
-    new: bool,
-) -> Restored:
-    record, written = history.record, None
-    low, high = region_range(Region.MESSAGES)
-    with _Runs(store, directory, run_bytes) as runs:
-        logged = StoreRows(history.keys, history.values)
-        for start in range(0, len(logged), METADATA_CHUNK_ROWS):
-            runs.add_whole(logged.part(start, min(start + METADATA_CHUNK_ROWS, len(logged))))
-        store.write(Changes([], [], record.bounds))
-        proofs = list(operator.proofs(Workspace(store, record.bounds)))
-        if new and len(proofs) <= FEW_PROOFS and logged.find(low) == logged.find(high):
-            written = Tally(proofs)
-            runs.seen = written.add
-        for chunk in messages:
-            runs.add(above_bounds(chunk, record.bounds))
-        runs.flush()
-        settled = _settled(store, record, operator)
-        kill_point("restore_proof", record.commit.version)
-        count = prove(store, record, proofs, written if not settled else None)
-        kill_point("restore_commit", record.commit.version)
-        store.write(Changes([COMMIT_KEY], [encode_record(record)], record.bounds))
-    return Restored(record, history.rows, count, runs.length, len(proofs), time.monotonic() - started)
 
 
 def _settled(store: RocksStore, record: CommitRecord, operator: Operator) -> bool:
