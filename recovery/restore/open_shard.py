@@ -24,8 +24,6 @@ from recovery.restore.planner import (
     Fetch,
     Local,
     Missing,
-    Plan,
-    Queue,
     Remote,
     Start,
     Use,
@@ -122,11 +120,12 @@ class OpenShard:
                 if not failed:
                     return began if isinstance(found, Advance) else -1
                 why = failed if isinstance(found, Fetch) else why
-            elif looked or isinstance(found, Queue):
+            elif looked:
+                assert isinstance(found, Missing | Fetch), "changelog and source are not asked here"
                 raise StateUnavailable(
                     f"the state of commit {pointer.commit.name} is not here",
                     where=self.where,
-                    why="; ".join(filter(None, [_why(found), self.tries.recorder.failures])),
+                    why="; ".join(filter(None, [found.why, self.tries.recorder.failures])),
                     command=RESTORE_COMMAND,
                 )
             if self.snapshots is not None:
@@ -193,9 +192,3 @@ def reclaim_if_due(store: RocksStore, row: CommitRecord, began: int) -> None:
         if size is not None and int(size) < SMALL_BYTES:
             return
     reclaim(store, row.bounds)
-
-
-def _why(found: Plan) -> str:
-    if isinstance(found, Queue):
-        return f"its input is queued since commit {found.since.name}"
-    return found.why if isinstance(found, Missing | Fetch) else "no snapshot leads to it"

@@ -8,7 +8,7 @@ found                                                  plan
 ====================================================== ===========================================================
 no pointer, no database or an empty or unreadable one  `Start`: an empty database in a new generation
 no pointer, a database with a commit                   `Ahead`
-a restoring pointer, whatever is found                 `Queue`: nothing leads to it but adopting what it queues since
+a restoring pointer, whatever is found                 `Missing`: it queues until it is restored
 database at the pointer                                `Use`
 database at the parent, the pointer's staged file      `Advance` by that file
 database newer than the pointer, in a task             `Ahead`: the task fails and touches nothing
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from backend.batch import SourcePartition
-from backend.errors import HistoryLost, RewindError
+from backend.errors import HistoryLost
 from backend.texts import source_partition
 from recovery.commit.pointer import At, Commit, CommitRecord, Pointer, RestoringPointer
 from recovery.snapshots.manifest import Snapshot
@@ -136,20 +136,9 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Fail with `StateUnavailable`: the supervisor restores."""
+    """Fail with `StateUnavailable`: the supervisor restores; or the shard queues, and no database is made for that."""
 
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """Queue the input: there is no database at a restoring pointer, and none is made.
-
-    Attributes:
-        since: What is restored beside the query, and adopted.
-    """
-
-    since: Commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +162,10 @@ class Rebuild:
 class Lost:
     """Stop with this error: what is committed cannot be brought back."""
 
-    error: RewindError
+    error: HistoryLost
 
 
-Plan = Start | Use | Advance | Fetch | Ahead | Missing | Queue | Rebuild | Lost
+Plan = Start | Use | Advance | Fetch | Ahead | Missing | Rebuild | Lost
 
 
 _Steps = dict[Commit, tuple[Commit | None, bool]]
@@ -199,7 +188,7 @@ def plan(pointer: Pointer | None, local: Local, remote: Remote = Remote(), *, in
         best plan.
 
     Ensures:
-        Carrying out the plan, unless it is `Queue`, leaves a database whose commit row is `pointer.commit`, or raises.
+        Carrying out the plan leaves a database whose commit row is `pointer.commit`, or raises.
         `Use`, `Advance` and `Ahead` never replace a generation; `Start`, `Fetch` and `Rebuild` make a new one and leave
         the old one alone. `Rebuild` names every offset that the record wants replayed, or with a `start` those that
         that database cannot have, and the source has all of them. Nothing but the pointer's own lineage is ever
@@ -211,7 +200,7 @@ def plan(pointer: Pointer | None, local: Local, remote: Remote = Remote(), *, in
             return Ahead(f"the database is at commit {database.commit.name}, Spark has committed nothing")
         return Start()
     if isinstance(pointer, RestoringPointer):
-        return Queue(pointer.since.commit)
+        return Missing(f"its input is queued since commit {pointer.since.commit.name}")
     if isinstance(database, At) and database.commit == pointer.commit:
         return Use()
     steps: _Steps = {offer.commit: (offer.parent, False) for offer in remote.offers if not offer.full}

@@ -50,10 +50,8 @@ def committed_record(changelog: Changelog, pointer: Pointer, shards: Iterable[in
         ) from error
 
 
-def with_versions(error: RewindError, changelog: Changelog, shards: Iterable[int], source: Source) -> RewindError:
+def with_versions(error: HistoryLost, changelog: Changelog, shards: Iterable[int], source: Source) -> HistoryLost:
     """Add the versions to be had to the error of history that is lost."""
-    if not isinstance(error, HistoryLost):
-        return error
     found = versions_to_be_had(changelog, shards, source)
     if not found:
         return error

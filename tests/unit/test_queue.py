@@ -71,8 +71,7 @@ from recovery.restore import all_shards, replay
 from recovery.restore.all_shards import Restores, restore_beside, restore_shards
 from recovery.restore.build import restore_shard
 from recovery.restore.open_shard import OpenShard
-from recovery.restore.planner import Local, Rebuild, Remote, plan
-from recovery.restore.planner import Queue as Queueing
+from recovery.restore.planner import Local, Missing, Rebuild, Remote, plan
 from recovery.restore.replay import slices
 from recovery.share import ShardInput
 from recovery.snapshots.manifest import PackedFile, Snapshot
@@ -687,7 +686,7 @@ def test_a_restoring_pointer_leads_to_nothing_but_the_queue(job: ShardJob) -> No
     _, third = queued_twice(job)
     for database in (At(third.commit), At(third.parent), At(third.since.commit)):
         found = plan(third, Local(database, frozenset([third.commit])), Remote(), in_task=False)
-        assert found == Queueing(third.since.commit)
+        assert found == Missing(f"its input is queued since commit {third.since.commit.name}")
     with directory(job).lock(), pytest.raises(StateUnavailable, match="queued since commit"):
         OpenShard(directory(job), job.where, job.snapshots).at(third)
 
