@@ -22,6 +22,8 @@ from backend.errors import ChangelogDamaged, ManifestMismatch, RewindError, Stor
 from backend.store.protocol import Changes
 from recovery.changelog.protocol import (
     CHEAP_BYTES,
+    MAX_DELTAS,
+    MIN_BASE_BYTES,
     Entry,
     Growth,
     History,
@@ -45,14 +47,9 @@ from recovery.commit.pointer import Commit, CommitRecord, is_old
 from recovery.files import Files, open_files
 from recovery.killpoints import passing
 
-MAX_DELTAS = 64
-"""A base is wanted after so many deltas, however small, where it is short itself (`Growth.wants_base`)."""
 CHEAP_FILES = 16
 """A start reads a lineage of at most so many files, and `CHEAP_BYTES`, to its end."""
 OWNER = "owner-"
-MIN_BASE_BYTES = 256 * 1024
-"""Deltas of fewer bytes in all never ask for a base by their size."""
-
 
 _KINDS = {kind.suffix: kind for kind in Kind}
 
@@ -67,22 +64,13 @@ class FileChangelog:
     Args:
         base: Directory (path or fsspec URI), or an opened one.
         owner: The query whose changelog it is; "" for readers, who take what is there.
-        max_deltas: A base is wanted after so many deltas.
-        min_base_bytes: Deltas ask for a base by their size when they exceed the last base and this.
     """
 
-    def __init__(
-        self,
-        base: str | os.PathLike[str] | Files,
-        *,
-        owner: str = "",
-        max_deltas: int = MAX_DELTAS,
-        min_base_bytes: int = MIN_BASE_BYTES,
-    ) -> None:
+    max_deltas, min_base_bytes = MAX_DELTAS, MIN_BASE_BYTES
+
+    def __init__(self, base: str | os.PathLike[str] | Files, *, owner: str = "") -> None:
         self.files: Files = open_files(base) if isinstance(base, str | os.PathLike) else base
         self._owner = owner
-        self._max_deltas = max_deltas
-        self._min_base_bytes = min_base_bytes
         self._grown = _GROWN.setdefault(self.files.uri, {})
 
     def check(self, shards: int, *, new: bool) -> None:
@@ -150,7 +138,7 @@ class FileChangelog:
         if tip != commit:
             growth = place_and_growth(location)[1] or self._measure(shard, commit)
             self._grown[shard] = commit, growth
-        return growth.wants_base(self._max_deltas, self._min_base_bytes)
+        return growth.wants_base(self.max_deltas, self.min_base_bytes)
 
     def read(self, shard: int, commit: Commit) -> History:
         """Read the rows as of a commit.

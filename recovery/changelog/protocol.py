@@ -23,6 +23,10 @@ MAX_CHAIN = 10_000
 """Most deltas that a reader follows before it calls the lineage damaged; a base stops it long before."""
 
 
+MAX_DELTAS = 64
+"""A base is wanted after so many deltas, however small, where it is short itself (`Growth.wants_base`)."""
+MIN_BASE_BYTES = 256 * 1024
+"""Deltas of fewer bytes in all never ask for a base by their size."""
 READ_BYTES, MOST_DELTAS = 64 * 1024, 256
 """What reading one delta more costs, in bytes of a base; after so many of them a base is due, however long it is."""
 CHEAP_BYTES = 1024 * 1024

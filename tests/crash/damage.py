@@ -28,6 +28,7 @@ from recovery.restore import probe, replay
 from recovery.restore.open_shard import OpenShard
 from recovery.share import ShardInput
 from recovery.snapshots import uploads
+from tests.support.bases import based
 from tests.support.windows import windows_operator
 
 QUERY = "11111111-0000-4000-8000-000000000000"
@@ -78,7 +79,7 @@ class Job:
             local_dir=self.home / "local",
             operator=self.operator,
             message_fields=self.fields,
-            changelog=FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=3),
+            changelog=based(FileChangelog(f"{self.checkpoint}/rewind/changelog")),
             snapshots=snapshots(self.checkpoint),
             snapshot_every=2,
             lock_wait_s=0.0,

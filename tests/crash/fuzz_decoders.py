@@ -153,13 +153,13 @@ def read_errors(data: bytes) -> object:
 
 
 def read_chunk_key(data: bytes) -> object:
-    index = ShardIndex("topic[0]", 1024)
+    index = ShardIndex("topic[0]")
     index.take(data, b"value", 3)
     return chunks.decode_key(data, "topic[0]@3")
 
 
 def read_piece(data: bytes) -> object:
-    index = ShardIndex("topic[0]", 1024)
+    index = ShardIndex("topic[0]")
     key = chunks.ChunkKey(Kind.DELTA, COMMIT, b"12345678", 0, True, chunks.Growth()).encode()
     index.take(key, data, 3)
     return list(index.stored())

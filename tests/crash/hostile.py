@@ -32,6 +32,7 @@ from recovery.commit.pointer import Pointer, decode, encode
 from recovery.jobs import ShardJob
 from recovery.operate import Done
 from recovery.share import ShardInput
+from tests.support.bases import based
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("f", pa.float64()), pa.field("x", pa.float64())])
 YEAR_1, YEAR_9999 = -62_135_596_800_000, 253_402_300_799_999
@@ -108,7 +109,7 @@ class Hostile:
             local_dir=self.home / "local",
             operator=self.operator,
             message_fields=self.fields,
-            changelog=FileChangelog(self.home / "changelog", max_deltas=3),
+            changelog=based(FileChangelog(self.home / "changelog")),
         )
 
     def batch(self, messages: list[Sent], time_ms: int, *, drain: bool = False) -> None:

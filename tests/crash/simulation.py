@@ -61,6 +61,7 @@ from tests.crash.sim_job import START_MS, Planned, changed_spec, operator_of, pi
 from tests.crash.sim_store import SimStore
 from tests.model.window_driver import SCHEMA, Driver, shard_of
 from tests.oracle.windows import Message, WindowOracle
+from tests.support.bases import based
 
 RARE = (
     "staged file of the parent ingested",
@@ -158,7 +159,7 @@ class World(Faults):
     def job(self, shard: int, host: int, version: int | None = None) -> ShardJob:
         """Make the job of a shard as a fresh Python worker on a host does; its options are those of a micro-batch."""
         operator = self.operator if version is None else self.batches[version].operator
-        log = FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=self.max_deltas)
+        log = based(FileChangelog(f"{self.checkpoint}/rewind/changelog"), self.max_deltas)
         return ShardJob(
             query_id=QUERY,
             shard=shard,

@@ -347,7 +347,7 @@ def test_a_changelog_in_kafka(template: Template, part: int) -> None:
     sound = partition_of(template.home)
 
     def read(log: list[tuple[bytes, bytes]]) -> Any:
-        changelog = KafkaChangelog(KafkaSettings("nowhere:1"), "topic", max_deltas=3)
+        changelog = KafkaChangelog(KafkaSettings("nowhere:1"), "topic")
         changelog._reader = Partition(log)  # type: ignore[assignment]
         history = changelog.read(0, commit)
         return history.record, history.keys, history.values

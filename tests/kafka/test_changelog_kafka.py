@@ -26,6 +26,7 @@ from recovery.changelog.kafka.writer import PartitionWriter
 from recovery.changelog.protocol import Growth, place_and_growth
 from recovery.changelog.records import Kind, encode_base, encode_delta
 from tests.contracts.changelog import ChangelogContract, Make, Own, as_dict, changes, commit, record
+from tests.support.bases import based
 
 pytestmark = pytest.mark.kafka
 
@@ -41,7 +42,7 @@ def make(kafka_broker, topic) -> Iterator[Make]:
     made: list[KafkaChangelog] = []
 
     def build(owner: str = "") -> KafkaChangelog:
-        made.append(KafkaChangelog(kafka_broker.settings, topic, owner=owner, max_deltas=4, min_base_bytes=10_000))
+        made.append(based(KafkaChangelog(kafka_broker.settings, topic, owner=owner), 4, 10_000))
         return made[-1]
 
     yield build
@@ -136,11 +137,12 @@ def test_large_records_are_split_and_read_in_bulk(make):
     assert max(entry.length for entry in log.entries(0)) > 5 * CHUNK_BYTES
 
 
-def test_a_bound_on_kept_bytes_only_means_reading_again(kafka_broker, make, topic):
+def test_a_bound_on_kept_bytes_only_means_reading_again(kafka_broker, make, topic, monkeypatch):
     log = make()
     log.append(record(0), changes({b"\x03a": noise(1_000_000)}))
     log.append(record(1, commit(0)), changes({b"\x03b": noise(900_000)}))
-    small = KafkaChangelog(kafka_broker.settings, topic, cache_bytes=1)
+    monkeypatch.setattr("recovery.changelog.kafka.index.CACHE_BYTES", 1)
+    small = KafkaChangelog(kafka_broker.settings, topic)
     assert as_dict(small.read(0, commit(1))) == {b"\x03a": noise(1_000_000), b"\x03b": noise(900_000)}
     small.rest()
 

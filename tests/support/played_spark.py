@@ -53,6 +53,7 @@ from tests.crash.simulation import simulated
 from tests.model.planned_options import KINDS, operator_of
 from tests.model.window_driver import SCHEMA, shard_of
 from tests.oracle.windows import Message
+from tests.support.bases import based
 
 QUERY = "played"
 KEEP = 4
@@ -292,7 +293,7 @@ class Undisturbed:
             local_dir=self.root / f"host{host}",
             operator=self.story.operators.at(version),
             message_fields=self.story.fields,
-            changelog=FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=3),
+            changelog=based(FileChangelog(f"{self.checkpoint}/rewind/changelog")),
             snapshots=snapshots(self.checkpoint),
             snapshot_every=3 if self.begins and self.seed % 4 == 1 else None,
             lock_wait_s=0.0,
@@ -411,7 +412,7 @@ class Disturbed(Undisturbed):
         self.keeping = self.housekeeping()
 
     def housekeeping(self) -> Housekeeping:
-        changelog = lambda: FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=3)  # noqa: E731
+        changelog = lambda: based(FileChangelog(f"{self.checkpoint}/rewind/changelog"))  # noqa: E731
         return Housekeeping(
             changelog, snapshots(self.checkpoint), KEEP, 1, checkpoint=self.checkpoint, committed=len(self.states) - 1,
             clock=count(step=APART_S).__next__,

@@ -326,13 +326,15 @@ def test_what_bounds_hide_is_reclaimed_once_in_so_many_commits(job, monkeypatch,
 class _Bases(FileChangelog):
     """Keeps the keys that each base is made of."""
 
+    max_deltas = 2
+
     def append_base(self, record, rows):
         self.given = [key for key, _ in rows]
         return super().append_base(record, [])
 
 
 def test_a_base_is_made_without_reading_messages(job, tmp_path):
-    changelog = _Bases(str(tmp_path / "bases"), max_deltas=2)
+    changelog = _Bases(str(tmp_path / "bases"))
     job = replace(job, changelog=changelog)
     pointer = None
     for version in range(4):

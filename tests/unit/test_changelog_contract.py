@@ -13,6 +13,7 @@ from recovery.changelog.file import OWNER
 from recovery.changelog.protocol import MOST_DELTAS, READ_BYTES, Entry, Growth
 from recovery.files import open_files
 from tests.contracts.changelog import ChangelogContract, Make, Own, changes, commit, record
+from tests.support.bases import based
 
 
 class TestFileChangelog(ChangelogContract):
@@ -23,7 +24,7 @@ class TestFileChangelog(ChangelogContract):
         self.base = base
 
         def build(owner: str = "") -> Changelog:
-            made.append(FileChangelog(base, owner=owner, max_deltas=4, min_base_bytes=10_000))
+            made.append(based(FileChangelog(base, owner=owner), 4, 10_000))
             return made[-1]
 
         yield build
@@ -45,7 +46,7 @@ def test_a_worker_that_goes_on_with_anothers_shard_lists_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listing on an object store takes longer than the append. What must be known is in the pointer."""
-    log = FileChangelog(tmp_path, max_deltas=3)
+    log = based(FileChangelog(tmp_path))
     location = ""
     monkeypatch.setattr(log.files, "list", None)
     for version in range(5):
@@ -77,7 +78,7 @@ def test_a_long_base_is_not_written_again_for_a_few_small_deltas(growth: Growth,
 
 
 def test_what_is_pruned_while_it_is_verified_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = FileChangelog(tmp_path, max_deltas=3)
+    log = based(FileChangelog(tmp_path))
     for version in range(6):
         log.append(record(version, commit(version - 1) if version else None), changes({b"\x03a": b"1"}))
     log.append_base(record(4, commit(3)), [(b"\x03a", b"1")])

@@ -12,6 +12,7 @@ from recovery.changelog.records import Kind, damaged, decode_header, missing
 from recovery.commit.pointer import Commit
 
 CACHE_BYTES = 256 * 1024 * 1024
+"""Of records, kept per shard while reading."""
 MAX_NODES = 256
 
 
@@ -26,11 +27,10 @@ class ShardIndex:
 
     Args:
         where: The partition, for errors.
-        cache_bytes: Bound on the bytes kept.
         owner: The query whose changelog it is; "" takes everybody's records.
     """
 
-    def __init__(self, where: str, cache_bytes: int = CACHE_BYTES, owner: str = "") -> None:
+    def __init__(self, where: str, owner: str = "") -> None:
         self.foreign = ""
         self._where = where
         self._owner = owner
@@ -40,7 +40,6 @@ class ShardIndex:
         self._assembler = Assembler()
         self._cache: OrderedDict[bytes, bytes] = OrderedDict()
         self._cached = 0
-        self._limit = cache_bytes
 
     def take(self, key: bytes | None, value: bytes | None, offset: int) -> None:
         """Take a message of the partition; one that is not ours is passed over."""
@@ -131,7 +130,7 @@ class ShardIndex:
                 self.parents.pop(stored.append_id, None)  # told when somebody needs it: an orphan may be anything
         self._cache[stored.append_id] = data
         self._cached += len(data)
-        while self._cached > self._limit and len(self._cache) > 1:
+        while self._cached > CACHE_BYTES and len(self._cache) > 1:
             self._cached -= len(self._cache.popitem(last=False)[1])
 
 

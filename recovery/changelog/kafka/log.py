@@ -26,14 +26,15 @@ from backend.kafka_client.settings import KafkaSettings
 from backend.kafka_client.settling import SETTLE_S, while_it_settles
 from backend.store.protocol import Changes
 from recovery.changelog.chunks import Assembler, ChunkKey, Stored, decode_key, is_claim, owner_in
-from recovery.changelog.file import MAX_DELTAS, MIN_BASE_BYTES
-from recovery.changelog.kafka.index import CACHE_BYTES, Lineage, ShardIndex, placed
+from recovery.changelog.kafka.index import Lineage, ShardIndex, placed
 from recovery.changelog.kafka.reader import PartitionReader
 from recovery.changelog.kafka.topic import TIMEOUT_S, claim_topic, create_topic, partitions_of, unavailable
 from recovery.changelog.kafka.writer import PartitionWriter
 from recovery.changelog.protocol import (
     CHEAP_BYTES,
     ITSELF,
+    MAX_DELTAS,
+    MIN_BASE_BYTES,
     Entry,
     History,
     Logged,
@@ -59,26 +60,14 @@ class KafkaChangelog:
         settings: The cluster.
         topic: The topic; `prepare` makes it.
         owner: The query whose changelog it is; "" for readers, who take what is there.
-        max_deltas: A base is wanted after so many deltas.
-        min_base_bytes: Deltas ask for a base by their size when they exceed the last base and this.
-        cache_bytes: Bytes of records kept per shard while reading.
     """
 
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        topic: str,
-        owner: str = "",
-        max_deltas: int = MAX_DELTAS,
-        min_base_bytes: int = MIN_BASE_BYTES,
-        cache_bytes: int = CACHE_BYTES,
-    ) -> None:
+    max_deltas, min_base_bytes = MAX_DELTAS, MIN_BASE_BYTES
+
+    def __init__(self, settings: KafkaSettings, topic: str, owner: str = "") -> None:
         self._settings = settings
         self._topic = topic
         self._owner = owner
-        self._max_deltas = max_deltas
-        self._min_base_bytes = min_base_bytes
-        self._cache_bytes = cache_bytes
         self._guard = threading.RLock()
         self._writer = PartitionWriter(settings, topic, owner, find=self._find)
         self._reader: PartitionReader | None = None
@@ -87,8 +76,7 @@ class KafkaChangelog:
         self._unknown_s = SETTLE_S
 
     def __reduce__(self) -> tuple[Any, ...]:
-        bounds = (self._max_deltas, self._min_base_bytes, self._cache_bytes)
-        return type(self), (self._settings, self._topic, self._owner, *bounds)
+        return type(self), (self._settings, self._topic, self._owner)
 
     def __repr__(self) -> str:
         return f"KafkaChangelog({self._settings.servers}/{self._topic})"
@@ -191,7 +179,7 @@ class KafkaChangelog:
             if known is not None and not self._lineages.setdefault(shard, Lineage()).knows(commit):
                 self._lineages[shard].add_growth(commit, known)
             growth = self._lineage(shard, commit).growth(commit)
-        return growth.wants_base(self._max_deltas, self._min_base_bytes)
+        return growth.wants_base(self.max_deltas, self.min_base_bytes)
 
     def read(self, shard: int, commit: Commit) -> History:
         """Read the rows as of a commit.
@@ -401,7 +389,7 @@ class KafkaChangelog:
         return self._indexes[shard]
 
     def _new_index(self, shard: int) -> ShardIndex:
-        return ShardIndex(self._where(shard), self._cache_bytes, self._owner)
+        return ShardIndex(self._where(shard), self._owner)
 
     def _whole(self, shard: int, read: Callable[[int, int], None]) -> None:
         """Read a partition between its ends; once more where it was cut behind its first offset meanwhile."""

@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from recovery.changelog.file import FileChangelog
 
-FileChangelog.__init__.__kwdefaults__["max_deltas"] = 3
+FileChangelog.max_deltas = 3
