@@ -94,11 +94,21 @@ class Entry(msgspec.Struct, frozen=True):
     with_values: bool
     before: list[tuple[int, int, Position]]
     after: list[tuple[int, int, Position]]
-    in_future: list[tuple[int, int, int]]
-    messages: bytes | None
-    errors: bytes | None
+    in_future: list[tuple[int, int, int]] = []
+    messages: bytes | None = None
+    errors: bytes | None = None
     firsts: list[tuple[int, int, int]] = []
     format: int = FORMAT
+
+    def having(self, given: ShardInput) -> Entry:
+        """Return the entry with what a micro-batch brought."""
+        return msgspec.structs.replace(
+            self,
+            in_future=list(given.in_future),
+            messages=_to_ipc(given.messages, given.timestamps),
+            errors=_to_ipc(given.errors),
+            firsts=_firsts(given),
+        )
 
     def given(self) -> ShardInput:
         """Decode the shard's share of the micro-batch."""
@@ -184,11 +194,7 @@ class Queue:
             with_values=given.with_values,
             before=pointer.positions,
             after=_sorted(given.after),
-            in_future=list(given.in_future),
-            messages=_to_ipc(given.messages, given.timestamps),
-            errors=_to_ipc(given.errors),
-            firsts=_firsts(given),
-        )
+        ).having(given)
         data = msgspec.msgpack.encode(entry)
         digest = xxhash.xxh3_128_hexdigest(data)
         self.files.write(entry_name(pointer.shard, commit), [data])
@@ -259,13 +265,7 @@ class Draft:
         older = replace(given, firsts={})  # up to format 3 the content says nothing of them
         if not any(content_of(one, self.proof.combined) == self.proof.content for one in (given, older)):
             return False
-        entry = msgspec.structs.replace(
-            self.entry,
-            in_future=list(given.in_future),
-            messages=_to_ipc(given.messages, given.timestamps),
-            errors=_to_ipc(given.errors),
-            firsts=_firsts(given),
-        )
+        entry = self.entry.having(given)
         data = msgspec.msgpack.encode(entry)
         files.write(entry_name(entry.shard, entry.commit), [data, xxhash.xxh3_128_digest(data)])
         return True
@@ -299,9 +299,6 @@ def drafts_of(pointer: RestoringPointer) -> Iterator[Draft]:
             with_values=proof.with_values,
             before=_sorted(before),
             after=_sorted(after),
-            in_future=[],
-            messages=None,
-            errors=None,
         )
         draft = Draft(entry, proof)
         yield draft
