@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from backend.store.protocol import Region, Staged
 from backend.store.staging import file_digest
-from recovery.restore import build, carry_out, planner, replay
+from recovery.restore import carry_out, planner, replay
 
 CARRY_OUT = carry_out.CarryOut
 DEFECT = Path(os.environ["REWIND_TEST_DEFECT"])
@@ -56,16 +56,16 @@ def any_parent(target: Any, start: Any, steps: Any) -> Any:
     return (planner.Step(target, steps[target][1]),) if target in steps else None
 
 
-def without_an_aggregate(store: Any, history: Any, *rest: Any, sound: Any = build._fill, **options: Any) -> Any:
+def without_an_aggregate(history: Any, *rest: Any, sound: Any = replay.restore_shard, **options: Any) -> Any:
     """The first aggregate in the changelog is skipped."""
     keys = history.keys.to_pylist()
     first = next((at for at, key in enumerate(keys) if key[0] == Region.AGGREGATES), len(keys))
     others = pa.array([at for at in range(len(keys)) if at != first], pa.int64())
     less = replace(history, keys=history.keys.take(others), values=history.values.take(others))
-    return sound(store, less, *rest, **options)
+    return sound(less, *rest, **options)
 
 
 defect(CARRY_OUT, "_try", "ingest every staged file", every_staged_file)
 defect(replay, "accepting", "skip the last replayed message", without_the_last)
 defect(planner, "_path", "ignore the parent", any_parent)
-defect(build, "_fill", "skip a logged row", without_an_aggregate)
+defect(replay, "restore_shard", "skip a logged row", without_an_aggregate)
