@@ -21,10 +21,11 @@ import math
 import os
 import reprlib
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -276,15 +277,13 @@ class OperatorTester:
         if pointer is None:
             raise ValueError("restore: nothing was committed yet")
         history = self._job.changelog.read(0, pointer.commit)
-        sent = {key: self._read_again(key, topic.sent) for key, topic in self._topics.items()}
-        out_of_range = [
-            (*key, offset)
-            for key, again in sent.items()
-            for offset, one in enumerate(again)
-            if one.verdict != PASSED or not MIN_EVENT_TIME <= one.row[TIME] <= MAX_EVENT_TIME
+        rows = [
+            {STREAM: key[0], PARTITION: key[1], OFFSET: offset, BEFORE: NO_TIME, **one.row}
+            for key, topic in self._topics.items()
+            for offset, one in enumerate(self._read_again(key, topic.sent))
+            if one.verdict == PASSED and MIN_EVENT_TIME <= one.row[TIME] <= MAX_EVENT_TIME
         ]
-        everything = {key: (0, len(again)) for key, again in sent.items()}
-        messages = accepting(with_rows(history))(self._table(sent, everything, {}, out_of_range))
+        messages = accepting(with_rows(history))(self._table(rows))
         chunks = []
         if messages.num_rows:
             chunks.append(self.operator.replay_rows(messages))
@@ -351,30 +350,30 @@ class OperatorTester:
         return tuple(fields[name] for name in operator.input_fields)
 
     def _attempt(self, drain: bool) -> Done:
-        pointer = self.pointer
-        ranges = {key: (topic.next_offset, len(topic.sent)) for key, topic in self._topics.items()}
         by_offset = counts_offsets(self._job.operator)
 
         def read(before: Mapping[Key, Position]) -> ShardInput:
             after = dict(before)
-            refused: dict[tuple[int, int, int], str] = {}
-            for key, (start, end) in ranges.items():
+            rows, errors, ahead = list[dict[str, Any]](), [ERROR_SCHEMA.empty_table()], list[tuple[int, int, int]]()
+            for key, topic in self._topics.items():
                 old = after.get(key, Position(0, NO_TIME, self.now_ms))
-                newest, accepted = old.stream_time, by_offset and end > old.next_offset
-                for offset, one in enumerate(self._topics[key].sent[start:end], start):
-                    if (reason := self._refusal(one, key[0])) is not None:
-                        refused[(*key, offset)] = reason
-                    else:
+                newest, accepted = old.stream_time, by_offset and len(topic.sent) > old.next_offset
+                for offset, one in enumerate(topic.sent[topic.next_offset :], topic.next_offset):
+                    place, reason = {STREAM: key[0], PARTITION: key[1], OFFSET: offset}, self._refusal(one, key[0])
+                    if reason is None:
+                        rows.append({**place, BEFORE: newest, **one.row})
                         newest, accepted = max(newest, one.row[TIME]), True
-                after[key] = Position(end, newest, self.now_ms if accepted else old.active_ms)
-            table = self._table({key: self._topics[key].sent for key in ranges}, ranges, before, refused)
-            errors = [self._error(place, reason) for place, reason in refused.items() if reason != _DROPPED]
-            self._refused = pa.concat_tables([ERROR_SCHEMA.empty_table(), *errors])
-            ahead = tuple(place for place, reason in refused.items() if reason == "in_future")
-            firsts = {key: start for key, (start, end) in ranges.items() if by_offset and start == 0 < end}
-            return ShardInput(self.now_ms, table if table.num_rows else None, after, ahead, drain=drain, firsts=firsts)
+                    elif reason != _DROPPED:
+                        errors.append(self._error(place, one, reason))
+                    if reason == "in_future":
+                        ahead.append((*key, offset))
+                after[key] = Position(len(topic.sent), newest, self.now_ms if accepted else old.active_ms)
+            self._refused = pa.concat_tables(errors)
+            table = self._table(rows) if rows else None
+            firsts = {key: 0 for key, one in self._topics.items() if by_offset and one.next_offset == 0 < len(one.sent)}
+            return ShardInput(self.now_ms, table, after, tuple(ahead), drain=drain, firsts=firsts)
 
-        return run_attempt(self._job, pointer, self._version, read)
+        return run_attempt(self._job, self.pointer, self._version, read)
 
     def _refusal(self, message: _Message, stream: int) -> str | None:
         """Return why the pack stage would refuse a message by its times, or leave it out; None where it would not."""
@@ -386,36 +385,17 @@ class OperatorTester:
         reasons = judge(times, timestamps, self.now_ms, self._max_ahead_ms)
         return None if reasons is None else reasons[0]
 
-    def _error(self, place: tuple[int, int, int], reason: str) -> pa.Table:
+    def _error(self, place: Mapping[str, int], one: _Message, reason: str) -> pa.Table:
         """Return the row of the errors for a message that the pack stage would refuse."""
-        stream, partition, offset = place
-        one, given = self._topics[(stream, partition)].sent[offset], self._given[self._side(stream)]
-        known = {STREAM: stream, PARTITION: partition, OFFSET: offset, BEFORE: NO_TIME, TIME: one.row.get(TIME)}
-        values = [known[f.name] for f in MESSAGE_FIELDS] + [one.given.get(name) for name in given.names]
-        schema = pa.schema([*MESSAGE_FIELDS, *given])
-        message = pa.table([pa.array([v], f.type) for v, f in zip(values, schema, strict=True)], schema=schema)
+        schema = pa.schema([*MESSAGE_FIELDS, *self._given[self._side(place[STREAM])]])
+        row = {**one.given, **place, BEFORE: NO_TIME, TIME: one.row.get(TIME)}
+        message = pa.Table.from_pylist([row], schema)
         return error_rows(message, reason, "see max_ahead" if reason == "in_future" else one.detail)
 
-    def _table(
-        self,
-        sent: Mapping[Key, Sequence[_Message]],
-        ranges: Mapping[Key, tuple[int, int]],
-        before: Mapping[Key, Position],
-        without: Collection[tuple[int, int, int]] = (),
-    ) -> pa.Table:
-        """Make the message table of half-open offset ranges but for some, sorted by (stream, partition, offset)."""
-        schema = pa.schema([*MESSAGE_FIELDS, *self._job.message_fields])
-        rows: list[dict[str, Any]] = []
-        for (stream, partition), (start, end) in sorted(ranges.items()):
-            known = before.get((stream, partition))
-            newest = known.stream_time if known is not None else NO_TIME
-            for offset, one in enumerate(sent[(stream, partition)][start:end], start):
-                if (stream, partition, offset) in without:
-                    continue
-                rows.append({STREAM: stream, PARTITION: partition, OFFSET: offset, BEFORE: newest, **one.row})
-                newest = max(newest, one.row[TIME])
-        columns = {name: [row.get(name) for row in rows] for name in schema.names}
-        return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
+    def _table(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+        """Make the message table of rows, sorted by (stream, partition, offset)."""
+        ordered = sorted(rows, key=itemgetter(STREAM, PARTITION, OFFSET))
+        return pa.Table.from_pylist(ordered, pa.schema([*MESSAGE_FIELDS, *self._job.message_fields]))
 
     def _messages(
         self,
