@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,46 @@ of a producer in a partition takes whatever comes first, though: where it refuse
 made, the leader has just moved) and takes the second, the messages of the first are never written, are reported as
 delivered, and are missing in a transaction that is committed (confluent-kafka-go issue 921).
 """
+
+
+def hand_over(producer: Any, topic: str, **message: Any) -> None:
+    """Hand a message to the client, waiting while its queue is full.
+
+    Args:
+        producer: The client.
+        topic: Where to.
+        message: As for the client's `produce`.
+    """
+    while True:
+        try:
+            producer.produce(topic, **message)
+            break
+        except BufferError:  # let it drain
+            producer.poll(0.1)
+    producer.poll(0)
+
+
+def produce_all(producer: Any, topic: str, messages: Iterable[Mapping[str, Any]], timeout_s: float) -> tuple[int, str]:
+    """Produce messages in order and wait until the broker has them; return how many, and why it has not all of them.
+
+    Args:
+        producer: The client.
+        topic: Where to.
+        messages: Of each what the client's `produce` takes.
+        timeout_s: Bound on the wait behind the last one.
+    """
+    failures: list[str] = []
+
+    def delivered(error: object, _message: object) -> None:
+        if error is not None:
+            failures.append(str(error))
+
+    count = 0
+    for message in messages:
+        hand_over(producer, topic, on_delivery=delivered, **message)
+        count += 1
+    left = producer.flush(timeout_s)
+    return count, failures[0] if failures else f"{left} still in flight" if left else ""
 
 
 def is_fenced(error: Exception) -> bool:

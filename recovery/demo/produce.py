@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from confluent_kafka import Producer
 
 from backend.errors import SourceUnavailable
-from backend.kafka_client.writer import IDEMPOTENT
+from backend.kafka_client.writer import IDEMPOTENT, produce_all
 
 if TYPE_CHECKING:
     from backend.kafka_client.settings import KafkaSettings
@@ -37,31 +38,18 @@ def produce(settings: KafkaSettings, topic: str, rows: pa.Table, *, per_second: 
     """
     config = {"linger.ms": 20, "compression.type": "lz4"}
     producer = Producer(settings.for_client() | IDEMPOTENT | config)
-    failures: list[str] = []
+    _, why = produce_all(producer, topic, _paced(rows, per_second), TIMEOUT_S)
+    if why:
+        raise SourceUnavailable("messages were not acknowledged", where=topic, why=why)
 
-    def delivered(error: object, message: Any) -> None:
-        if error is not None:
-            failures.append(str(error))
 
-    began, sent = time.monotonic(), 0
+def _paced(rows: pa.Table, per_second: int | None) -> Iterator[dict[str, Any]]:
+    """Give the messages of rows, at most so many a second."""
+    began = time.monotonic()
     size = min(_CHUNK_ROWS, per_second or _CHUNK_ROWS)
     for start in range(0, rows.num_rows, size):
         chunk = rows.slice(start, size)
-        times = chunk["timestamp"].cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64()).to_pylist()
-        columns = [chunk[name].to_pylist() for name in ("partition", "key", "value")]
-        for partition, key, value, time_ms in zip(*columns, times, strict=True):
-            while True:
-                try:
-                    producer.produce(topic, value, key, partition, timestamp=time_ms, on_delivery=delivered)
-                    break
-                except BufferError:  # the client's queue is full: let it drain
-                    producer.poll(0.1)
-        producer.poll(0)
-        sent += chunk.num_rows
+        times = chunk["timestamp"].cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
+        yield from chunk.select(["partition", "key", "value"]).append_column("timestamp", times).to_pylist()
         if per_second is not None:
-            time.sleep(max(0.0, began + sent / per_second - time.monotonic()))
-    left = producer.flush(TIMEOUT_S)
-    if left or failures:
-        raise SourceUnavailable(
-            "messages were not acknowledged", where=topic, why=failures[0] if failures else f"{left} still in flight"
-        )
+            time.sleep(max(0.0, began + (start + chunk.num_rows) / per_second - time.monotonic()))

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from backend.errors import BrokerUnavailable
-from backend.kafka_client.writer import IDEMPOTENT
+from backend.kafka_client.writer import IDEMPOTENT, produce_all
 
 if TYPE_CHECKING:
     from backend.kafka_client.settings import KafkaSettings
@@ -39,6 +39,12 @@ class Event:
     partition: int = 0
     timestamp_ms: int | None = None
     headers: Mapping[str, bytes] = field(default_factory=dict)
+
+    def message(self) -> dict[str, Any]:
+        """Give it as the client's `produce` takes it."""
+        extra = {} if self.timestamp_ms is None else {"timestamp": self.timestamp_ms}
+        value, headers = encode(self.value), dict(self.headers)
+        return {"value": value, "key": self.key, "partition": self.partition, "headers": headers, **extra}
 
 
 def encode(value: object) -> bytes | None:
@@ -133,39 +139,13 @@ class Topics:
         if transaction:
             config["transactional.id"] = f"rewind-test-{uuid.uuid4().hex}"
         producer = Producer(config | IDEMPOTENT)
-        failures: list[str] = []
-
-        def delivered(error: object, _message: object) -> None:
-            if error is not None:
-                failures.append(str(error))
-
         if transaction:
             producer.init_transactions(WAIT_S)
             producer.begin_transaction()
-        count = 0
-        for given in events:
-            event = given if isinstance(given, Event) else Event(given)
-            extra = {} if event.timestamp_ms is None else {"timestamp": event.timestamp_ms}
-            while True:
-                try:
-                    producer.produce(
-                        topic,
-                        encode(event.value),
-                        event.key,
-                        event.partition,
-                        on_delivery=delivered,
-                        headers=dict(event.headers),
-                        **extra,
-                    )
-                    break
-                except BufferError:  # the client's queue is full: let it drain
-                    producer.poll(0.1)
-            count += 1
-        left = producer.flush(WAIT_S)
-        if left or failures:
-            raise BrokerUnavailable(
-                "events were not acknowledged", where=topic, why=failures[0] if failures else f"{left} still in flight"
-            )
+        messages = ((event if isinstance(event, Event) else Event(event)).message() for event in events)
+        count, why = produce_all(producer, topic, messages, WAIT_S)
+        if why:
+            raise BrokerUnavailable("events were not acknowledged", where=topic, why=why)
         if transaction == "commit":
             producer.commit_transaction(WAIT_S)
         elif transaction == "abort":

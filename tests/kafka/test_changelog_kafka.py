@@ -17,9 +17,11 @@ from confluent_kafka.admin import AdminClient
 
 from backend.errors import AccessRefused, ChangelogDamaged, ChangelogUnavailable
 from backend.kafka_client.admin import offsets
+from backend.kafka_client.writer import hand_over
 from recovery.changelog import open_changelog
 from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey
 from recovery.changelog.kafka import log as changelog_log
+from recovery.changelog.kafka import writer
 from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.changelog.kafka.reader import PartitionReader
 from recovery.changelog.kafka.writer import PartitionWriter
@@ -154,10 +156,8 @@ def test_a_record_whose_offset_the_client_does_not_know_is_found_at_the_end(kafk
         def offset(self) -> None:
             return None
 
-    produce = PartitionWriter._produce
-
-    def produce_without(self, producer, shard, key, piece, delivered):
-        produce(self, producer, shard, key, piece, lambda error, _: delivered(error, Delivered()))
+    def hand_over_without(producer, topic, *, on_delivery, **message):
+        hand_over(producer, topic, on_delivery=lambda error, _: on_delivery(error, Delivered()), **message)
 
     def at(location: str) -> int:
         return int(location.partition("+")[0].rpartition("@")[2])
@@ -165,7 +165,7 @@ def test_a_record_whose_offset_the_client_does_not_know_is_found_at_the_end(kafk
     log, rows = make(), {b"\x03" + bytes([i]): noise(700_000 + i) for i in range(4)}
     kafka_topics.produce(topic, ["not ours"] * 3)
     with monkeypatch.context() as patch:
-        patch.setattr(PartitionWriter, "_produce", produce_without)
+        patch.setattr(writer, "hand_over", hand_over_without)
         first = log.append(record(0), changes(rows)).location
         second = log.append(record(1, commit(0)), changes({b"\x03a": noise(900_000)})).location
         base = log.append_base(record(0), sorted(rows.items()))

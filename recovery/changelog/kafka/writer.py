@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from backend.kafka_client.refusals import hearing, in_pieces
 from backend.kafka_client.settling import while_it_settles
-from backend.kafka_client.writer import IDEMPOTENT, cause_of, is_fenced
+from backend.kafka_client.writer import IDEMPOTENT, cause_of, hand_over, is_fenced
 from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey, cut
 from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
 from recovery.changelog.protocol import ITSELF, Growth
@@ -143,7 +143,7 @@ class PartitionWriter:
             producer.begin_transaction()
             for number, (piece, last) in enumerate(cut(stream)):
                 key = ChunkKey(kind, commit, append_id, number, last, growth, self._owner).encode()
-                self._produce(producer, shard, key, piece, delivered)
+                hand_over(producer, self._topic, value=piece, key=key, partition=shard, on_delivery=delivered)
                 length += len(piece)
             producer.commit_transaction(TIMEOUT_S)
             if failures or not firsts:
@@ -159,15 +159,6 @@ class PartitionWriter:
             raise
         first = firsts[0]
         return self._find(shard, append_id, number + 1) if first is None else first, length
-
-    def _produce(self, producer: Any, shard: int, key: bytes, piece: bytes, delivered: Callable[..., None]) -> None:
-        while True:
-            try:
-                producer.produce(self._topic, piece, key, shard, on_delivery=delivered)
-                break
-            except BufferError:  # the client's queue is full: let it drain
-                producer.poll(0.1)
-        producer.poll(0)
 
     def _open_producer(self, name: str) -> Any:
         config = (
