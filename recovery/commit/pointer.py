@@ -260,10 +260,15 @@ def decode_record(data: bytes, *, where: str = "the commit row") -> CommitRecord
     raise unknown_format("a commit record has an unknown format", f"format {version!r}", FORMAT, where)
 
 
-def read_commit_row(store: Readable) -> CommitRecord | None:
-    """Read the commit that a database is at."""
+def read_commit_row(store: Readable, where: str = "the commit row") -> CommitRecord | None:
+    """Read the commit that a database is at.
+
+    Args:
+        store: The database.
+        where: Names it in errors.
+    """
     data = store.get(COMMIT_KEY)
-    return decode_record(data) if data is not None else None
+    return decode_record(data, where=where) if data is not None else None
 
 
 @dataclass(frozen=True, slots=True)

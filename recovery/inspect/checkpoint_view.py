@@ -32,7 +32,7 @@ from recovery.changelog import Changelog, Entry, History, open_changelog
 from recovery.changelog.records import Kind
 from recovery.commit.manifest import Manifest, changelog_uri, query_id, read_manifest
 from recovery.commit.option_sets import versions_in
-from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, RestoringPointer, decode_record
+from recovery.commit.pointer import Commit, CommitRecord, RestoringPointer, read_commit_row
 from recovery.commit.shard_directory import Generation
 from recovery.commit.spark_files import planned_time
 from recovery.files import Files, absolute, open_files
@@ -363,8 +363,8 @@ def read_beside(read: Callable[[], T]) -> T:
 def commit_of(database: Path) -> Commit | None:
     """Read the commit row of a database, read-only."""
     with RocksStore.open(database, read_only=True) as store:
-        data = store.get(COMMIT_KEY)
-    return decode_record(data, where=str(database)).commit if data is not None else None
+        found = read_commit_row(store, str(database))
+    return found.commit if found is not None else None
 
 
 def logged_differences(store: Readable, history: History) -> list[str]:

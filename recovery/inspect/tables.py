@@ -31,7 +31,7 @@ from backend.store.protocol import Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows import panes, views
 from backend.windows.columns.grouping import split_keys
-from recovery.commit.pointer import COMMIT_KEY, CommitRecord, decode_record
+from recovery.commit.pointer import CommitRecord, read_commit_row
 from recovery.inspect.checkpoint_view import Checkpoint, read_beside, readable, region_name
 from recovery.inspect.known_operator import known_join, store_of, type_of, window_operator
 from recovery.inspect.stores import STORE, as_json, as_table, number, rows_of
@@ -269,8 +269,7 @@ def _messages_of_now(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.T
             command=f"rewind show {quote(checkpoint.location)} {wanted.table} --local-dir <directory of the executor>",
         )
     with RocksStore.open(local.path / "db", read_only=True) as store:
-        data = store.get(COMMIT_KEY)
-        record = decode_record(data, where=str(local.path)) if data is not None else None
+        record = read_commit_row(store, str(local.path))
         table = _message_rows(checkpoint, store, record, wanted)
     if record is not None:
         checkpoint.shown[shard] = record

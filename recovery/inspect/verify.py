@@ -26,7 +26,7 @@ from backend.store.workspace import Workspace
 from recovery.changelog import History
 from recovery.commit.option_sets import versions_in
 from recovery.commit.outputs import read_outputs
-from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, RestoringPointer, decode_record
+from recovery.commit.pointer import Commit, CommitRecord, RestoringPointer, read_commit_row
 from recovery.commit.spark_files import check_state, damaged_spark_files
 from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy, Undecided, logged_differences, read_beside
 from recovery.jobs import message_log, queue_files
@@ -260,8 +260,7 @@ def _database(
     history, wrong = None, list[str]()
     with RocksStore.open(database, read_only=True) as store:
         store.check_files()
-        data = store.get(COMMIT_KEY)
-        found = decode_record(data, where=where) if data is not None else None
+        found = read_commit_row(store, where)
         rows = sum(1 for _ in store.scan(b"", None))
         findings = list(check_index(Workspace(store, found.bounds if found is not None else {}), where))
         if found is not None:
