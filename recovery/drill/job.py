@@ -1,15 +1,16 @@
 """The runs of a drill, in a process of their own that `recovery.drill.drill` starts, tells what to run, and kills.
 
-It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "alternate": ...,
-"zombie": ..., "as_it_is": ..., "options": ...}`. What happens is told on standard output, likewise, with the time since
-the epoch: `launched`, `ready` (Spark is up), then per run `begun`, `aged` (where its sources begin now), `started`,
-`progress`, `restoring`, `suspended`, `restored`, `fetched` (a task took its shard's state from snapshots, which is no
-restore), `adopted` (a shard that queued its input has caught up), `ended` or `failed`, and `idle`.
+Its argument is JSON, `{"job": ..., "master": ..., "conf": {...}}`: a `module:function`, Spark's master, and settings of
+Spark. It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ...,
+"alternate": ..., "zombie": ..., "as_it_is": ..., "options": ...}`. What happens is told on standard output, likewise,
+with the time since the epoch: `launched`, `ready` (Spark is up), then per run `begun`, `aged` (where its sources begin
+now), `started`, `progress`, `restoring`, `suspended`, `restored`, `fetched` (a task took its shard's state from
+snapshots, which is no restore), `adopted` (a shard that queued its input has caught up), `ended` or `failed`, and
+`idle`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -114,31 +115,22 @@ class Teller:
         tell(event, shard=restoring.shard, how=restoring.how, records=records, bytes=length, seconds=passed)
 
 
+_BECOMES = ("remembering", "pinned", "looking_once")
+"""Methods of a source, if it has them, which give the source that it becomes."""
+
+
 @dataclass(frozen=True)
 class Wrapped:
     """A source that is another one in all that it does not change; it stays around what that source becomes."""
 
     source: Source
 
-    def remembering(self, topics: Sequence[str], checkpoint: str, number: int) -> Source:
-        """Stay around what the source becomes."""
-        return self._around("remembering", topics, checkpoint, number)
-
-    def pinned(self, topics: Mapping[str, Any]) -> Source:
-        """Stay around what the source becomes."""
-        return self._around("pinned", topics)
-
-    def looking_once(self) -> Source:
-        """Stay around what the source becomes."""
-        return self._around("looking_once")
-
-    def _around(self, step: str, *given: Any) -> Source:
-        become = getattr(self.source, step, None)
-        return self if become is None else replace(self, source=become(*given))
-
     def __getattr__(self, name: str) -> Any:
-        """Be the source in everything else."""
-        return getattr(self.source, name)
+        """Be the source in everything else; where that becomes another one, stay around it."""
+        if name not in _BECOMES:
+            return getattr(self.source, name)
+        become = getattr(self.source, name, None)
+        return lambda *given: self if become is None else replace(self, source=become(*given))
 
 
 @dataclass(frozen=True)
@@ -328,17 +320,13 @@ def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
 
 def main() -> int:
     """Do what is asked until nothing more comes."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--job", required=True)
-    parser.add_argument("--master", required=True)
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE")
-    options = parser.parse_args()
+    given = json.loads(sys.argv[1])
     telling_apart()
     tell("launched")
-    with session(options.master, conf=dict(one.split("=", 1) for one in options.conf)) as spark:
+    with session(given["master"], conf=given["conf"]) as spark:
         tell("ready")
         for line in sys.stdin:
-            serve(spark, options.job, json.loads(line))
+            serve(spark, given["job"], json.loads(line))
             tell("idle")
     return 0
 

@@ -56,9 +56,8 @@ class Runner:
         order: Path,
         conf: Mapping[str, str] | None = None,
     ) -> None:
-        command = [sys.executable, "-m", "recovery.drill.job", "--job", job, "--master", master]
-        for name, value in (conf or {}).items():
-            command += ["--conf", f"{name}={value}"]
+        given = {"job": job, "master": master, "conf": {**(conf or {})}}
+        command = [sys.executable, "-m", "recovery.drill.job", json.dumps(given)]
         whole = environment({**env, "REWIND_KILL": str(order)})
         self.order = order
         self._events: SimpleQueue[Event | None] = SimpleQueue()
