@@ -61,23 +61,10 @@ WINDOWS = pa.schema(
 )
 """Panes: start inclusive, end exclusive, in ms; `offsets` is `stream/partition:first-last` per source partition."""
 
-_OWN = frozenset(
-    (
-        "shard",
-        "start",
-        "end",
-        "expires",
-        "messages",
-        "offsets",
-        "start_offset",
-        "last_offset",
-        "partial_bytes",
-        "commit",
-    )
-)
-"""Columns of these tables and of no job: a field of one of these names has `_` behind it, and is no time of ours."""
 _EDGES = {True: ("start", "end"), False: ("start_offset", "last_offset")}
 """Of windows that are kept one by one: by event time, or by number of messages."""
+_OWN = frozenset(("shard", "expires", "messages", "offsets", "partial_bytes", "commit", *_EDGES[True], *_EDGES[False]))
+"""Columns of these tables and of no job: a field of one of these names has `_` behind it, and is no time of ours."""
 
 
 @dataclass(frozen=True, slots=True)
