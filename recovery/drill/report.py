@@ -18,6 +18,8 @@ from recovery.inspect.screen import plain
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 170, 34
 _MARKED = ("killed", "damaged", "restoring", "restored", "failed")
+_PROOF = ("windows", "errors", "state_equal", "equal", "samples", "digests")
+"""What the report has of a `Difference`."""
 _STYLE = """
 :root{color-scheme:light dark;--text:#1d232b;--page:#fff;--soft:#f2f4f6;--line:#ccd3da;--dim:#5a6673;
 --bad:#b3261e;--good:#1b7f3b;--run:#1f6fb2;--warn:#b35c00;--odd:#7a3fa0}
@@ -65,16 +67,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "rpo": None
         if difference is None
         else {"lost": difference.lost, "doubled": difference.doubled + difference.extra, "changed": difference.changed},
-        "proof": None
-        if difference is None
-        else {
-            "windows": difference.windows,
-            "errors": difference.errors,
-            "state_equal": difference.state_equal,
-            "equal": difference.equal,
-            "samples": list(difference.samples),
-            "digests": [list(one) for one in difference.digests],
-        },
+        "proof": None if difference is None else {name: getattr(difference, name) for name in _PROOF},
         "events": verdict.run.events,
     }
 
