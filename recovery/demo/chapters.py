@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recovery.demo.disaster import take_disk
 from recovery.demo.job import FORGETFUL, JOB, SERVERS
-from recovery.demo.proof import ARCHIVE, ERRORS, RESULTS, Proof, prove_demo
+from recovery.demo.proof import ARCHIVE, ERRORS, RESULTS, Proof
 from recovery.demo.session import SPARK, WORKERS
 from recovery.drill.damage import lose_disk
 from recovery.drill.flights import make_archive
@@ -29,7 +29,6 @@ from recovery.inspect.screen import plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
 
 DEFAULT_OFFSETS = 3_000
 MASTER = "local[2]"
@@ -194,15 +193,13 @@ class Demo:
         if not self.observed.ended:
             raise Failed(self.observed.failed or f"the job ended with exit code {job.process.returncode}")
 
-    def prove(self, spark: SparkSession | None = None) -> Proof:
-        """Recompute everything; in a process of its own unless a session is given.
+    def prove(self) -> Proof:
+        """Recompute everything, in a process of its own.
 
         Raises:
             Failed: The recomputation itself failed.
         """
         self.say("proof: recomputing every window with Spark's batch SQL")
-        if spark is not None:
-            return prove_demo(spark, self.out)
         command = [sys.executable, "-m", "recovery.demo.proof", str(self.out)]
         with (self.out / "proof.log").open("w") as log:
             done = subprocess.run(
