@@ -213,32 +213,24 @@ def of_the_drill(pipeline: Pipeline) -> Pipeline:
     return pipeline.options(changelog=None, snapshots="off", standby=0, queue_bytes=None, name=None)
 
 
-def run(
-    spark: SparkSession,
-    pipeline: Pipeline,
-    out: Path,
-    *,
-    hosts: bool = False,
-    alternate: bool = False,
-    options: Mapping[str, Any] | None = None,
-) -> None:
+def run(spark: SparkSession, pipeline: Pipeline, out: Path, asked: Mapping[str, Any]) -> None:
     """Run the job to the end of what its sources hold, telling of progress.
 
     Args:
         spark: The session.
         pipeline: The job.
         out: The run's directory.
-        hosts: Executors have a disk each, and take shards from each other.
-        alternate: There are two of them, and each runs every other micro-batch alone.
-        options: Of the query's start, before those that are chosen here.
+        asked: `hosts`: executors have a disk each, and take shards from each other. `alternate`: there are two of them,
+            and each runs every other micro-batch alone. `options`: of the query's start, before those that are chosen
+            here.
     """
-    alternating = Alternation(spark, out / ALTERNATION) if alternate else None
+    alternating = Alternation(spark, out / ALTERNATION) if asked.get("alternate") else None
     output: dict[str, Any] = {"results": out / RESULTS, "errors": out / ERRORS}
     if alternating is not None:
         output = {"sink": AlternatingSink(out / RESULTS, out / ERRORS, alternating)}
     own_disks: dict[str, Any] = {"local_dir": f"$SPARK_EXECUTOR_DIRS/{LOCAL}", "snapshots": SNAPSHOT_EVERY}
-    disks = own_disks if hosts else {"local_dir": out / LOCAL}
-    chosen = {**output, **disks, "until": "end", "trigger": "0 seconds", **(options or {})}
+    disks = own_disks if asked.get("hosts") else {"local_dir": out / LOCAL}
+    chosen = {**output, **disks, "until": "end", "trigger": "0 seconds", **asked.get("options", {})}
     query = pipeline.start(spark, checkpoint=out / CHECKPOINT, listeners=(Teller(),), **chosen)
     run = str(query.query.runId)
     tell("started", run=run)
@@ -308,8 +300,7 @@ def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
             pipeline = aged(pipeline, float(asked["aged"]))
             left = {key: first for side in pipeline.streams for key, (first, _) in side.source.offsets(spark).items()}
             tell("aged", left={f"{topic} partition {number}": first for (topic, number), first in left.items()})
-        how = {"hosts": bool(asked.get("hosts")), "alternate": bool(asked.get("alternate"))}
-        run(spark, pipeline, out, **how, options=asked.get("options"))
+        run(spark, pipeline, out, asked)
     except Exception as error:
         traceback.print_exc()  # to the log; the parent says one line
         tell("failed", error=said(error))
