@@ -123,10 +123,9 @@ class _Edge:
         return self._take(rows, numbers, [self._name, *_ORDER])
 
     def merge(self, rows: Rows) -> list[pa.Array]:
-        stream, _ = rows.present(self._order[0])
         seen = np.flatnonzero(rows.column(self._order[0]).is_valid().to_numpy(zero_copy_only=False))
-        partition, offset = (rows.present(name)[0].to_numpy() for name in self._order[1:])
-        in_order = np.lexsort((offset, partition, stream.to_numpy()))
+        stream, partition, offset = (rows.column(name).drop_null().to_numpy() for name in self._order)
+        in_order = np.lexsort((offset, partition, stream))
         return self._take(rows, seen[in_order], [self._value, *self._order])
 
     def _take(self, rows: Rows, numbers: Ints, names: list[str]) -> list[pa.Array]:

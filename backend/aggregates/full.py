@@ -104,7 +104,7 @@ class _List(_Collected):
     def result(self, rows: Rows) -> pa.Array:
         array, groups = rows.present(self._name)
         order = g.stable_order(groups, rows.count)
-        return self._lists(g.taken(array, order), g.counts(groups, rows.count))
+        return self._lists(g.taken(array, order), rows.sizes_of(self._name))
 
 
 class _Set(_Collected):
@@ -124,7 +124,7 @@ class _Top(_Collected):
         pairs = pa.table({"group": groups, "value": g.without_negative_zero(array)})
         # Arrow sorts NaN last in either direction; ascending and then from the end makes it the greatest.
         pairs = pairs.sort_by([("group", "ascending"), ("value", "ascending")])
-        sizes = g.counts(groups, rows.count)
+        sizes = rows.sizes_of(self._name)
         lengths = np.minimum(sizes, self._k)
         within = np.arange(int(lengths.sum())) - np.repeat(lengths.cumsum() - lengths, lengths)
         picks = np.repeat(sizes.cumsum(), lengths) - 1 - within

@@ -55,8 +55,7 @@ class Rows:
     groups: Ints
     count: int
     _columns: dict[str, pa.Array] = field(default_factory=dict, compare=False, repr=False)
-    _groups: dict[str, Ints] = field(default_factory=dict, compare=False, repr=False)
-    _sizes: dict[str, Ints] = field(default_factory=dict, compare=False, repr=False)
+    _groups: dict[str, tuple[Ints, Ints]] = field(default_factory=dict, compare=False, repr=False)
     _ascending: dict[str, tuple[Floats, Ints]] = field(default_factory=dict, compare=False, repr=False)
 
     def column(self, name: str) -> pa.Array:
@@ -67,22 +66,20 @@ class Rows:
 
     def present(self, name: str) -> tuple[pa.Array, Ints]:
         """Give the non-null values of a column, and their groups."""
-        return self.column(name).drop_null(), self._groups_of(name)
+        return self.column(name).drop_null(), self._present(name)[0]
 
     def sizes_of(self, name: str) -> Ints:
         """Count the non-null values of a column per group."""
-        if self.column(name).null_count == 0:
-            return self.sizes
-        if name not in self._sizes:
-            self._sizes[name] = counts(self._groups_of(name), self.count)
-        return self._sizes[name]
+        return self._present(name)[1]
 
-    def _groups_of(self, name: str) -> Ints:
+    def _present(self, name: str) -> tuple[Ints, Ints]:
+        """Give the groups of the non-null values of a column, and how many each group has; found once."""
         array = self.column(name)
         if array.null_count == 0:
-            return self.groups
+            return self.groups, self.sizes
         if name not in self._groups:
-            self._groups[name] = self.groups[array.is_valid().to_numpy(zero_copy_only=False)]
+            groups = self.groups[array.is_valid().to_numpy(zero_copy_only=False)]
+            self._groups[name] = groups, counts(groups, self.count)
         return self._groups[name]
 
     def total(self, name: str) -> pa.Array:

@@ -133,7 +133,7 @@ class _Total:
     def merge(self, rows: Rows) -> list[pa.Array]:
         """Take partials; empty ones count for nothing."""
         (first, groups), seen = rows.present(self.names[0]), rows.sizes_of(self.names[0]) > 0
-        others = [rows.present(name)[0].to_numpy() for name in self.names[1:]]
+        others = [rows.column(name).drop_null().to_numpy() for name in self.names[1:]]
         if self.exact:
             return self._columns(g.add_limbs([first.to_numpy(), *others], groups, rows.count), seen)
         low, bits = others
