@@ -324,11 +324,7 @@ class LocalFiles:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-
-    @property
-    def uri(self) -> str:
-        """The path."""
-        return str(self.root)
+        self.uri = str(self.root)
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> int:
         """Publish a file: temporary name, fsync, move, fsync of the directory; the fsyncs only if `durable`."""
@@ -463,20 +459,15 @@ class RemoteFiles:
             self._fs, root = fsspec.core.url_to_fs(uri)
         except (ValueError, ImportError) as error:
             raise ValueError(f"cannot open {uri!r}: {error}") from error
-        self._uri = uri.rstrip("/")
+        self.uri = uri.rstrip("/")
         self._root = root.rstrip("/")
         self._in_place = is_object_store(self._fs)
-
-    @property
-    def uri(self) -> str:
-        """The URI."""
-        return self._uri
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> int:
         """Publish a file: in place where an object appears only when complete, else by a move; always durable."""
         source = _apart(chunks)
         try:
-            with reached(f"{self._uri}/{name}"):
+            with reached(f"{self.uri}/{name}"):
                 return self._write(self._path(name), source)
         except _OfChunks as error:
             own = error.own
@@ -514,17 +505,17 @@ class RemoteFiles:
 
     def read(self, name: str) -> bytes:
         """Return a whole file."""
-        with reached(f"{self._uri}/{name}"):
+        with reached(f"{self.uri}/{name}"):
             return bytes(self._fs.cat_file(self._path(name)))
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Iterate over a file's bytes."""
-        with reached(f"{self._uri}/{name}"), self._fs.open(self._path(name), "rb") as handle:
+        with reached(f"{self.uri}/{name}"), self._fs.open(self._path(name), "rb") as handle:
             yield from iter(lambda: bytes(handle.read(_COPY_BYTES)), b"")
 
     def head(self, name: str, length: int) -> bytes:
         """Return the first bytes of a file."""
-        with reached(f"{self._uri}/{name}"):
+        with reached(f"{self.uri}/{name}"):
             return bytes(self._fs.cat_file(self._path(name), start=0, end=length))
 
     def list(self, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
@@ -543,7 +534,7 @@ class RemoteFiles:
         """Delete files."""
         for name in names:
             try:
-                with reached(f"{self._uri}/{name}"):
+                with reached(f"{self.uri}/{name}"):
                     self._fs.rm_file(self._path(name))
             except FileNotFoundError:
                 continue
@@ -554,7 +545,7 @@ class RemoteFiles:
         `rm` takes a path with `[`, `*` or `?` for a pattern, and that of S3 passes over what the bucket refuses.
         """
         path = self._path(folder)
-        with reached(f"{self._uri}/{folder}"), suppress(FileNotFoundError):
+        with reached(f"{self.uri}/{folder}"), suppress(FileNotFoundError):
             if not set("[*?") & set(path):
                 self._fs.rm(path, recursive=True)
         self._delete_objects(folder) if self._in_place else self._delete_tree(folder)
@@ -562,7 +553,7 @@ class RemoteFiles:
     def _delete_objects(self, folder: str) -> None:
         path = self._path(folder)
         self._fs.invalidate_cache(path)
-        with reached(f"{self._uri}/{folder}"), suppress(FileNotFoundError):
+        with reached(f"{self.uri}/{folder}"), suppress(FileNotFoundError):
             for name in self._fs.find(path):
                 with suppress(FileNotFoundError):
                     self._fs.rm_file(name)
@@ -571,7 +562,7 @@ class RemoteFiles:
         for entry in self._entries(folder):
             name = f"{folder}/{_last(entry['name'])}"
             self._delete_tree(name) if entry["type"] == "directory" else self.delete([name])
-        with reached(f"{self._uri}/{folder}"), suppress(FileNotFoundError):
+        with reached(f"{self.uri}/{folder}"), suppress(FileNotFoundError):
             if self._fs.isdir(self._path(folder)):
                 self._fs.rmdir(self._path(folder))
 
@@ -590,7 +581,7 @@ class RemoteFiles:
         path = self._path(folder)
         self._fs.invalidate_cache(path)
         try:
-            with reached(f"{self._uri}/{folder}"):
+            with reached(f"{self.uri}/{folder}"):
                 found: Sequence[dict[str, Any]] = self._fs.ls(path, detail=True)
         except FileNotFoundError:
             return []
