@@ -163,6 +163,9 @@ class ProcessOperator:
             columns of one name, a reserved name, too many stores.
     """
 
+    replays = False
+    """Stores are in the changelog: no message is needed again."""
+
     def __init__(
         self,
         function: Function,
@@ -175,26 +178,13 @@ class ProcessOperator:
         if not isinstance(result_schema, pa.Schema):
             raise ValueError(f"result={result_schema!r}: must be a pyarrow.Schema")
         self._function = function
-        self._schema = result_schema.remove_metadata()
+        self.result_schema = result_schema.remove_metadata()
+        """The schema that the function's results are held to."""
         check_declarations(stores)
         self._stores = tuple(stores)
-        self._fields = _check_fields(fields)
-        _check_schema(self._schema)
-
-    @property
-    def result_schema(self) -> pa.Schema:
-        """The schema that the function's results are held to."""
-        return self._schema
-
-    @property
-    def input_fields(self) -> Sequence[str]:
+        self.input_fields = _check_fields(fields)
         """The message fields that the function reads."""
-        return self._fields
-
-    @property
-    def replays(self) -> bool:
-        """Stores are in the changelog: no message is needed again."""
-        return False
+        _check_schema(self.result_schema)
 
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
         """Call the function on one micro-batch, unless nothing came of this shard and nothing is due.
@@ -213,7 +203,7 @@ class ProcessOperator:
                 with user_code(f"the function of process(), in micro-batch {batch.version},"):
                     returned = self._function(batch.messages, context)
                 due = context.next_due_ms
-            results = _checked(returned, self._schema)
+            results = _checked(returned, self.result_schema)
             for store in stores.values():
                 store.save()
             return Outcome(
@@ -254,8 +244,8 @@ class ProcessOperator:
                 for number, one in enumerate(described)
             },
             "free": {
-                "fields": list(self._fields),
-                "result_schema": [[field.name, str(field.type)] for field in self._schema],
+                "fields": list(self.input_fields),
+                "result_schema": [[field.name, str(field.type)] for field in self.result_schema],
                 "stores": {
                     one["name"]: {part: value for part, value in one.items() if part not in ("name", *_FIXED)}
                     for one in described
@@ -270,7 +260,7 @@ class ProcessOperator:
         """
         durations = options.get("free", {}).get("stores", {})
         stores = [_with_durations(one, durations.get(one.name, {})) for one in self._stores]
-        return ProcessOperator(self._function, self._schema, stores=stores, fields=self._fields)
+        return ProcessOperator(self._function, self.result_schema, stores=stores, fields=self.input_fields)
 
 
 def _with_durations(declaration: Declaration, durations: Mapping[str, int | None]) -> Declaration:

@@ -15,7 +15,7 @@ first partner (`outer`); `AGGREGATES` rows held back (`out`); `OPERATOR` the sma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,30 +51,19 @@ class JoinOperator:
         spec: What to do.
     """
 
+    replays = True
+    """A join keeps messages of both sides."""
+
     def __init__(self, spec: JoinSpec) -> None:
         self.spec = spec
         self.rows = JoinRows(spec)
         self.out = Out(spec)
-
-    @property
-    def result_schema(self) -> pa.Schema:
-        """Schema of results: `backend.joins.spec.JOIN_FIELDS`, then the fields of both sides."""
-        return self.out.schema
-
-    @property
-    def input_fields(self) -> Sequence[str]:
-        """Names of the message fields that the operator reads: `left.<field>`, then `right.<field>`."""
-        return self.spec.input_fields
-
-    @property
-    def replays(self) -> bool:
-        """A join keeps messages of both sides."""
-        return True
-
-    @property
-    def counts_offsets(self) -> bool:
-        """Tell whether its clocks are offsets; see `backend.batch.counts_offsets`."""
-        return self.spec.by_number
+        self.result_schema = self.out.schema
+        """`backend.joins.spec.JOIN_FIELDS`, then the fields of both sides."""
+        self.input_fields = spec.input_fields
+        """`left.<field>`, then `right.<field>`."""
+        self.counts_offsets = spec.by_number
+        """Whether its clocks are offsets; see `backend.batch.counts_offsets`."""
 
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
         """Join one micro-batch with the state seen through `work`, and with itself."""

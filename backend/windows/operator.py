@@ -19,7 +19,7 @@ The ledger is written back here. Nothing survives in an operator between two cal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -85,23 +85,10 @@ class WindowOperator:
         self.spec = spec
         self.kind = _kind(spec)
         """The kind of window at hand."""
-        self._result_schema = spec.result_schema()
-        self._input_fields = spec.input_fields()
-
-    @property
-    def result_schema(self) -> pa.Schema:
-        """Schema of results, known before anything runs."""
-        return self._result_schema
-
-    @property
-    def input_fields(self) -> Sequence[str]:
-        """Names of the message fields that the operator reads."""
-        return self._input_fields
-
-    @property
-    def replays(self) -> bool:
-        """Tell whether messages are kept: for aggregates over all values."""
-        return bool(self.spec.full)
+        self.result_schema = spec.result_schema()
+        self.input_fields = spec.input_fields()
+        self.replays = bool(spec.full)
+        """Whether messages are kept: for aggregates over all values."""
 
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
         """Fold one micro-batch into the state seen through `work`."""
@@ -135,7 +122,7 @@ class WindowOperator:
         idle = next_idle_ms(after, batch.after, batch.time_ms, self.spec.idle_after_ms)
         due = min((time for time in (ledger.due_ms, idle) if time is not None), default=None)
         return Outcome(
-            results=joined(execution.results, self._result_schema),
+            results=joined(execution.results, self.result_schema),
             errors=joined(execution.errors, ERROR_SCHEMA),
             next_due_ms=due,
             replay_from=execution.replay_from,
