@@ -79,7 +79,7 @@ from backend.sinks import sql_sink as sql_sink
 from backend.sinks.dedupe import Dedupe as Dedupe
 from backend.sinks.foreach import foreach_batch as foreach_batch
 from backend.sinks.foreach import foreach_sink as foreach_sink
-from backend.sinks.kafka.sink import kafka_sink as kafka_sink
+from backend.sinks.kafka import kafka_sink as kafka_sink
 from backend.sources.archive import archive as archive
 from backend.sources.kafka import kafka as kafka
 from backend.sources.results import results_of as results_of

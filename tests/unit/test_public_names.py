@@ -51,3 +51,23 @@ def test_importing_backend_loads_neither_spark_nor_rocksdb():
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["False", "False"]
+
+
+def test_every_public_name_is_there_without_the_extras():
+    """Each extra's own package cannot be imported; what needs it says so when it is called."""
+    code = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('confluent_kafka', 'deltalake', 'pyiceberg', 'sqlalchemy', 'fastavro'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from backend import *\n"
+        "print(kafka_sink.__name__, delta_sink.__name__, kafka.__name__)\n"
+        "try:\n"
+        "    kafka_sink('results', 'errors', servers='localhost:9092')\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print('needs', error)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["kafka_sink delta_sink kafka", "needs confluent_kafka"]
