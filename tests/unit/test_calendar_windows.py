@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backend.aggregates import median, sum_
-from backend.joins.options import measure
+from backend.joins.options import measured_by_number
 from backend.store.workspace import Workspace
 from backend.windows import views
 from backend.windows.aligned.kind import Aligned
@@ -177,7 +177,7 @@ def test_options_that_no_calendar_has_are_refused(options, words):
 
 def test_a_join_refuses_calendar_windows():
     with pytest.raises(ValueError, match=r"left_window=.*a join takes windows of a fixed length"):
-        measure(tumbling("1 month"), None)
+        measured_by_number(tumbling("1 month"), None)
 
 
 def test_the_end_of_the_calendar_is_the_end_of_no_time():
