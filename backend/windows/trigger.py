@@ -257,6 +257,7 @@ class Waiting:
         """
         window, key = self.pairs.window, self.pairs.key
         stays = (window > self._progress.gone_after) & ((self._next != UNKNOWN) | self._waits)
+        self._next = np.maximum(self._next, 0)  # what waits and was never sent
         changed = self._rows.changed(self._stored, self._next, self._waits, self._since, self._unsent)
         changed |= moved[key] | ~stays
         old = np.zeros(len(self._rows), np.bool_)

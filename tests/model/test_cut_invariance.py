@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.aggregates import collect_list, count, first, max_, median, sum_
+from backend.aggregates import collect_list, count, first, max_, median, reducer, sum_
 from backend.contexts.windows import Message as Added
 from backend.contexts.windows import StandaloneContext
 from backend.store.protocol import Region
@@ -177,3 +178,25 @@ def test_an_overlap_of_sixty_stores_no_more_than_twice_the_panes():
         driver, _, _ = run(spec_of(window, retention="1 hour"), cut(messages, [500, 1000, 1500]))
         sizes[name] = sum(len(k) + len(v) for k, v in state(driver).items())
     assert sizes["overlap"] <= 2 * sizes["panes"]
+
+
+def added_up(earlier: float, later: float) -> float:
+    return earlier + later
+
+
+@pytest.mark.parametrize("window", [sliding(messages=7), hopping(messages=6, every=1)], ids=lambda w: w.kind)
+def test_which_messages_of_windows_by_number_are_added_first_does_not_follow_from_the_cuts(window: Window) -> None:
+    """Sums of floats tell: 1e20 takes with it what is added to it before the -1e20."""
+    plain = reducer("weight", init=lambda: 0.0, add=added_up, merge=added_up, output=pa.float64())
+    spec = spec_of(window, retention=None, aggregates={"s": sum_("weight"), "r": plain})
+    weights = (1e20, 0.1, 0.7, -1e20, -0.3)
+    stream = [
+        Message(at, at, {"key": "ab"[at % 7 % 2], "value": 0, "weight": weights[at * at % 5]}) for at in range(60)
+    ]
+    played = []
+    for size in (60, 7, 1):
+        driver = Driver(WindowOperator(spec), spec.keys, [(0, 0)], by_number=True)
+        rows = [row for low in range(0, 60, size) for row in driver.batch(stream[low : low + size], 1_000).rows]
+        played.append(sorted(map(repr, rows)))
+    assert played[0] == played[1] == played[2]
+    assert len(played[0]) > 40

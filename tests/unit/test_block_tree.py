@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from backend.aggregates import collect_list, compile_incremental, count, max_, sum_
-from backend.windows.columns.block_tree import BlockTree
+from backend.windows.sliding.block_tree import BlockTree
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 33, 100])

@@ -20,7 +20,7 @@ from backend.windows.by_number.rows import COUNTER, EDGE_FIELDS, FORMAT, all_cou
 from backend.windows.by_number.runs import Runs
 from backend.windows.by_number.sent import SentSessions
 from backend.windows.columns.arrays import IntArray, compress, dense, firsts, spread
-from backend.windows.columns.block_tree import BlockTree
+from backend.windows.columns.blocks import combine
 from backend.windows.columns.keyed import numbered
 from backend.windows.columns.rows import Rows
 from backend.windows.full_state import with_full
@@ -273,12 +273,8 @@ class TupleStep:
         high = np.minimum(window * kind.step + kind.size, self.runs.next1[key])
         row = np.searchsorted(self.codes, key * self.span + low // kind.pane - self.low[key])
         length = (high - 1) // kind.pane - low // kind.pane + 1
-        plan, all_seen = kind.incremental, np.zeros(max(len(self.codes), len(row)), np.int64)
-        accumulators = self.panes.select(plan.accumulator_schema.names)
-        tree = BlockTree(
-            plan, accumulators, all_seen[: len(self.codes)], all_seen[: len(self.codes)], int(length.max())
-        )
-        values = tree.results(row, length, all_seen, all_seen)
+        plan = kind.incremental
+        values = plan.result(combine(plan, self.panes.select(plan.accumulator_schema.names), row, length))
         if kind.message_store is not None:
             values = with_full(values, self.contents.values(low, high, key))
         ends = row + length - 1

@@ -14,7 +14,7 @@ it comes to that and no window was there to show the message (backend.windows.sl
 
 Metadata and messages expire in buckets of a sixteenth of the size, so that they need no row per millisecond.
 Results of incremental aggregates cost the logarithm of what a window sees
-(backend.windows.columns.block_tree), full-state ones all of it. A micro-batch reads the state of the times
+(backend.windows.sliding.block_tree), full-state ones all of it. A micro-batch reads the state of the times
 that its windows see: those that messages came to, that close, or whose updates wait.
 """
 
@@ -32,7 +32,6 @@ from backend.windows.accumulators import FIRST_CLOCK, with_clock
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import Arrived, started
 from backend.windows.columns.arrays import IntArray, Mask, Order, compress, dense, few, firsts, least, runs
-from backend.windows.columns.block_tree import BlockTree
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import Pairs
 from backend.windows.count_retention import Newest
@@ -43,6 +42,7 @@ from backend.windows.panes import Panes
 from backend.windows.retention import Gone
 from backend.windows.revisions import Revisions
 from backend.windows.sliding import unseen
+from backend.windows.sliding.block_tree import BlockTree
 from backend.windows.sliding.keyed_rows import KeyedRows
 from backend.windows.sliding.unseen import Unseen
 from backend.windows.spec import WindowSpec
