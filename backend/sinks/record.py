@@ -188,4 +188,8 @@ def _coarse(kind: pa.DataType) -> pa.DataType:
         return pa.float32()
     if pa.types.is_map(kind):
         return pa.map_(kind.key_type, _coarse(kind.item_type))  # keys are what they are
+    if pa.types.is_fixed_size_list(kind):  # what Arrow can cast such lists to differs: their kind stays
+        return pa.list_(kind.value_field.with_type(_coarse(kind.value_type)), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_coarse(kind.value_type)))
     return retyped(kind, _coarse)
