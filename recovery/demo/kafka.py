@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backend.kafka_client.admin import admin_client, create_topic
 from recovery.demo.chapters import Demo, Failed
-from recovery.demo.produce import TIMEOUT_S, in_order, produce
+from recovery.demo.produce import create_topic, in_order, produce
 from recovery.drill.flights import AIRPORTS, TOPIC
 
 if TYPE_CHECKING:
@@ -51,9 +50,7 @@ class KafkaDemo(Demo):
         """
         rows = in_order(super().prepare())
         first = int(rows.num_rows * HEAD_START)
-        # Kafka's retention goes by the records' own timestamps: flights of 2013 would be deleted within minutes
-        lasting, client = {"retention.ms": "-1"}, admin_client(self._settings)
-        if not create_topic(client, TOPIC, len(AIRPORTS), lasting, replication=1, timeout_s=TIMEOUT_S):
+        if not create_topic(self._settings, TOPIC, len(AIRPORTS)):
             raise Failed(f"the broker at {self._settings.servers} has a topic {TOPIC!r} already: delete it first")
         began = time.monotonic()
         produce(self._settings, TOPIC, rows.slice(0, first))

@@ -10,6 +10,7 @@ import pyarrow as pa
 from confluent_kafka import Producer
 
 from backend.errors import SourceUnavailable
+from backend.kafka_client import admin
 from backend.kafka_client.writer import IDEMPOTENT, produce_all
 
 if TYPE_CHECKING:
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60.0
 _CHUNK_ROWS = 10_000
+
+
+def create_topic(settings: KafkaSettings, topic: str, partitions: int) -> bool:
+    """Create a topic that keeps everything; False when it is there already.
+
+    Kafka's retention goes by the records' own timestamps: flights of 2013 would be deleted within minutes.
+    """
+    lasting = {"retention.ms": "-1"}
+    return admin.create_topic(
+        admin.admin_client(settings), topic, partitions, lasting, replication=1, timeout_s=TIMEOUT_S
+    )
 
 
 def in_order(rows: pa.Table) -> pa.Table:

@@ -34,6 +34,12 @@ def load(name: str) -> dict:
     return YAML(typ="safe").load((DOCKER / name).read_text())
 
 
+@pytest.mark.parametrize("path", sorted(DOCKER.glob("*.py")), ids=lambda path: path.name)
+def test_scripts_import_what_is_there(path):
+    done = run(sys.executable, "-c", f"import runpy; runpy.run_path({str(path)!r}, run_name='not main')")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_compose_follows_the_schema_and_a_wrong_one_does_not(tmp_path):
     done = compose_check(DOCKER / "compose.yaml")
