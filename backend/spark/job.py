@@ -147,20 +147,21 @@ class Job:
         Args:
             checkpoint: Spark's checkpoint location.
             first_offsets: As the manifest will have them: (stream, partition, offset).
-            known: There is a manifest: what has begun goes by what it wrote down then.
+            known: There is a manifest: what has begun goes by what it wrote down then. Release 0.1 may have died before
+                it did: then the source is asked, once.
         """
         begun = has_begun(checkpoint)
-        if begun and known:
-            return
         topics = {stream: named for named, stream in self.streams.items()}
         for number, side in enumerate(self.inputs):
-            if hasattr(side.source, "first_positions") and (not begun or known_positions(checkpoint, number) is None):
-                mine = {
-                    (topics[stream][1], partition): first
-                    for stream, partition, first in first_offsets
-                    if topics[stream][0] == side.name
-                }
-                write_positions(checkpoint, number, mine)
+            ask = getattr(side.source, "first_positions", None)
+            if ask is None or (begun and known_positions(checkpoint, number) is not None):
+                continue
+            mine = {
+                (topics[stream][1], partition): first
+                for stream, partition, first in first_offsets
+                if topics[stream][0] == side.name
+            }
+            write_positions(checkpoint, number, ask() if begun and known else mine)
 
     def pinned(self, topics: Mapping[str, TopicIdentity]) -> Job:
         """Return the job with sources that refuse topics which were deleted and made again since."""
