@@ -347,7 +347,10 @@ def _gathered(kind: pa.DataType, leaves: Any, count: int) -> pa.Array:
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=pa.array(null) if null.any() else None)
     if cells is None:
         return pa.nulls(count)
-    return cells.cast(kind) if pa.types.is_dictionary(kind) else cells
+    try:
+        return cells.cast(kind) if pa.types.is_dictionary(kind) else cells
+    except pa.ArrowInvalid as error:  # more texts than its index can name
+        raise _damaged(str(error)) from error
 
 
 def _plain(kind: pa.DataType, name: str) -> pa.DataType:

@@ -224,3 +224,15 @@ def test_no_rows_are_an_empty_table() -> None:
         assert RowCodec(schema).decode([]).equals(schema.empty_table())
     for one, two in itertools.pairwise([pa.schema([]), MIXED]):
         assert RowCodec(one).encode(two.empty_table()) == []
+
+
+def test_more_texts_than_a_dictionary_can_name_are_refused_by_name():
+    """Each row was encoded with a dictionary of its own."""
+    kind = pa.dictionary(pa.int8(), pa.string())
+    codec = RowCodec(pa.schema([("v", kind)]))
+    rows = [
+        row for at in range(129) for row in codec.encode(pa.table({"v": pa.array([str(at)], pa.string()).cast(kind)}))
+    ]
+    assert codec.decode(rows[:128])["v"].to_pylist() == [str(at) for at in range(128)]
+    with pytest.raises(StateCorrupted, match="not in range"):
+        codec.decode(rows)
