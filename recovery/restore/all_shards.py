@@ -87,7 +87,7 @@ class Restores:
 
     def carry_out(self, plans: Mapping[int, Rebuild]) -> dict[int, str]:
         """Restore shards; give those whose older copy could not be caught up with, and why."""
-        watch = Listeners(self.listeners)
+        watch, make = Listeners(self.listeners), self.of
         under_way = {shard: self._restoring(shard, chosen) for shard, chosen in plans.items()}
         for restoring in under_way.values():
             watch.start(restoring)
@@ -98,7 +98,7 @@ class Restores:
                 chunks = write_chunks(
                     self.spark, self.job, self.checkpoint, run, records, self.arrow_rows, self.at_once
                 )
-            built = self._build(plans, chunks)
+            built = self._build(make, plans, chunks)
         except BaseException as error:
             for restoring in under_way.values():
                 watch.suspended(restoring, str(error))
@@ -127,10 +127,10 @@ class Restores:
         )
 
     def _build(
-        self, plans: Mapping[int, Rebuild], chunks: Mapping[int, Sequence[str]]
+        self, make: Callable[[int], ShardJob], plans: Mapping[int, Rebuild], chunks: Mapping[int, Sequence[str]]
     ) -> dict[int, tuple[int, int, float] | str]:
         """Build, prove and publish each shard, in parallel; give rows, bytes and seconds per shard, or why not."""
-        make, checkpoint = self.of, self.checkpoint
+        checkpoint = self.checkpoint
 
         def build(
             items: Iterable[tuple[int, Commit, Commit | None, Sequence[str]]],

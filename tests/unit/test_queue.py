@@ -1150,8 +1150,7 @@ def test_an_older_copy_is_not_given_up_for_what_passes(
 ) -> None:
     """The whole shard was replayed then, and where the source had aged its history was called lost."""
     here = replace(job, local_dir=Path("/local"))
-    (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
-    run = Restores(MagicMock(), MagicMock(), str(tmp_path), lambda *_: here)
+    run = Restores(MagicMock(), MagicMock(), str(tmp_path), MagicMock())
 
     def build(*_: object) -> None:
         raise error
@@ -1161,10 +1160,10 @@ def test_an_older_copy_is_not_given_up_for_what_passes(
     monkeypatch.setattr(all_shards, "run_on_tasks", lambda _, items, work: list(work(items)))
     plans: Any = {0: Rebuild(MagicMock(), {}, "it is behind", start=COMMIT)}
     if given_up:
-        assert run._build(plans, {}) == {0: str(error)}
+        assert run._build(lambda _: here, plans, {}) == {0: str(error)}
     else:
         with pytest.raises(type(error)):
-            run._build(plans, {})
+            run._build(lambda _: here, plans, {})
 
 
 def test_each_restore_has_a_folder_of_its_own_and_takes_no_other_away(
